@@ -1,4 +1,4 @@
-//! How clients use disks: vhost-user-blk and NBD.
+//! Serves disks to clients over vhost-user-blk and NBD.
 
 pub mod nbd;
 mod signal;

@@ -14,13 +14,13 @@ impl Signal {
     }
 
     pub fn raise(&self) {
-        // (The eventfd's counter cannot overflow, because each call adds 1.)
+        // The eventfd's counter cannot overflow, because each call adds 1.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Makes the file descriptor unreadable until the next call of [`Signal::raise`].
     pub fn lower(&self) {
-        // (The read fails if the flag is not raised.)
+        // The read fails if the flag is not raised.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

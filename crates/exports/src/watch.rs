@@ -9,5 +9,6 @@ pub enum Visit {
     Detached,
 }
 
-/// Called for each client, with its name for people. Must not block.
+/// Callback for each client that attaches or detaches; the text names the client for users. Must
+/// not block.
 pub type Watch = Arc<dyn Fn(Visit, &str) + Send + Sync>;

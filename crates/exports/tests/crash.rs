@@ -1,7 +1,7 @@
-//! The process that serves is killed at any instant; the front-end keeps the
-//! in-flight area and hands it to the next one, as QEMU does. Each request
-//! is completed once: not lost, and not answered twice. (A program of its own: it
-//! starts itself again, by the name of its test.)
+//! Kills the serving process at random moments. As QEMU does, the front-end keeps the in-flight
+//! area and passes it to the next process. Each request completes exactly once.
+//!
+//! This is a test program of its own, since it starts itself again by the name of its test.
 
 mod support;
 
@@ -26,8 +26,8 @@ const SLOTS: u16 = QUEUE_SIZE / 3;
 const SOCKET: &str = "FATHOM_TEST_CRASH_SOCKET";
 const THIS_TEST: &str = "nothing_is_lost_or_done_twice_by_kill_9";
 
-/// The process that is killed: a disk whose requests take a while and end in
-/// another order than they began in (else the used index would tell all).
+/// The process that is killed. Its disk takes a while for each request and completes requests out
+/// of order; otherwise the used index alone would identify what is in flight.
 fn serve(socket: PathBuf) {
     let listener = Listener::bind(&socket, Default::default()).unwrap();
     let disk = TestDisk::new();
@@ -72,7 +72,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // SIGKILL.
+        // Sends SIGKILL.
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
@@ -160,7 +160,7 @@ fn nothing_is_lost_or_done_twice_by_kill_9() {
             .set_inflight_fd(inflight, file.as_raw_fd())
             .unwrap();
         for load in &mut loads {
-            // Not what is in flight: that is for the area to say.
+            // The used index does not include requests in flight, which the area records.
             load.queue.start(&mut frontend, load.queue.used());
         }
         if round == KILLS {
@@ -177,8 +177,8 @@ fn nothing_is_lost_or_done_twice_by_kill_9() {
             }
             loads.each_ref().map(|load| load.completed)
         };
-        // Every other one is killed early. On a busy machine it may take a
-        // while until the others get to work.
+        // Every other process is killed early. On a busy machine, the others may take a while until
+        // they complete requests.
         let before = go_on();
         eventually("it completes some of each", || {
             let after = go_on();

@@ -1,5 +1,5 @@
-//! Front-ends that want more than their share. (In a process of their own:
-//! what they may have depends on how many disks it has.)
+//! Tests of front-ends that map more than their share. They run in a process of their own, since
+//! the share depends on the number of disks in the process.
 
 mod support;
 
@@ -14,12 +14,12 @@ use support::served::Served;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo};
 
-/// One test at a time.
+/// Lets one test run at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const LARGEST: u64 = 1 << 46;
 
-/// The `index`th region, of any size: nothing between it and the others.
+/// Returns the `index`th region. Its addresses leave room for any size.
 fn region(file: &File, index: u64, size: u64) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: index << 47,
@@ -36,7 +36,7 @@ fn sparse_file() -> File {
     file
 }
 
-/// Map regions of halving sizes, until not even a page is accepted.
+/// Maps regions of halving sizes until not even a page is accepted. Returns the number of regions.
 fn take_all(frontend: &mut Frontend, file: &File) -> u64 {
     let mut count = 0;
     let mut size = LARGEST;
@@ -57,10 +57,10 @@ fn a_front_end_cannot_take_the_address_space_from_others() {
     let mut frontend = greedy.connect();
     negotiate_features(&mut frontend);
     assert!(take_all(&mut frontend, &file) > 1);
-    // What the process needs itself, and the other front-end.
+    // The process can still map what it and the other front-end need.
     let tib = 1 << 40;
     let (access, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::NORESERVE);
-    // SAFETY: a new mapping, which nobody uses.
+    // SAFETY: this is a new mapping that nobody uses.
     unsafe {
         let mapped = mmap_anonymous(std::ptr::null_mut(), tib, access, flags);
         munmap(mapped.unwrap(), tib).unwrap();
@@ -69,7 +69,7 @@ fn a_front_end_cannot_take_the_address_space_from_others() {
     let large = region(&file, 1, tib as u64);
     other_frontend.add_mem_region(&large).unwrap();
     queue.check_read(0, 3);
-    // It has got what it was allowed, and can give it back.
+    // The greedy front-end can release a region and map it again.
     let first = region(&file, 0, LARGEST / 2);
     frontend.remove_mem_region(&first).unwrap();
     frontend.add_mem_region(&first).unwrap();
@@ -85,14 +85,14 @@ fn other_mappings_than_memory_count_as_well() {
     let fits = region(&file, 0, LARGEST);
     frontend.set_mem_table(&[fits]).unwrap();
     let log = VhostUserDirtyLogRegion {
-        // There are addresses for it, but not of its share.
+        // There are enough addresses for the log, but the share is too small.
         mmap_size: LARGEST / 2 + 4096,
         mmap_offset: 0,
         mmap_handle: file.as_raw_fd(),
     };
     frontend.set_log_base(0, Some(log)).unwrap_err();
     assert!(Raw::new(&frontend).is_closed());
-    // The connection's end gives everything back.
+    // The end of the connection releases everything.
     served.wait_for_disconnect();
     let mut frontend = served.connect();
     negotiate_features(&mut frontend);

@@ -1,5 +1,5 @@
-//! Faults that are a front-end's doing, whatever the process may have, and
-//! others, which end it as they always do.
+//! Tests of SIGBUS: faults in memory that a front-end truncates are handled despite resource
+//! limits, and other faults are fatal.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Run one test of this file in a process of its own.
+/// Runs one test of this file in a process of its own.
 fn run(test: &str) -> std::process::ExitStatus {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -28,7 +28,7 @@ fn run(test: &str) -> std::process::ExitStatus {
         .unwrap()
 }
 
-/// A guest truncates its rings.
+/// Truncates a guest's rings.
 fn truncate_rings(served: &Served) {
     let (memory, _frontend, queue) = served.guest();
     memory.0.set_len(0).unwrap();
@@ -36,7 +36,7 @@ fn truncate_rings(served: &Served) {
     served.wait_for_disconnect();
 }
 
-/// A guest truncates two regions of `len` bytes, into which it is reading.
+/// Truncates two regions of `len` bytes while a guest reads into them.
 fn truncate_data(served: &Served, len: u64) {
     let memory = Memory::new();
     memory.0.set_len(MEMORY_SIZE + 2 * len).unwrap();
@@ -68,14 +68,14 @@ fn set_limit(resource: Resource, bytes: u64) {
     setrlimit(resource, limit).unwrap();
 }
 
-/// Have the handler installed, and used; then fault elsewhere.
+/// Installs and uses the handler, and then faults in other memory.
 fn fault() -> ! {
     truncate_rings(&Served::new());
-    // No core dump of the test's memory.
+    // The test must not dump core.
     set_limit(Resource::Core, 0);
     let file = tempfile::tempfile().unwrap();
     let (read, shared) = (ProtFlags::READ, MapFlags::SHARED);
-    // SAFETY: a new mapping, of an empty file; reading it faults.
+    // SAFETY: this is a new mapping of an empty file; reading it faults.
     unsafe {
         let page = mmap(std::ptr::null_mut(), 4096, read, shared, &file, 0);
         page.unwrap().cast::<u8>().read_volatile();
@@ -99,7 +99,7 @@ fn a_limit_of_data_does_not_matter() {
         return assert!(status.success(), "{status}");
     }
     let served = Served::new();
-    // Enough for the test, and not for what is truncated.
+    // Enough for the test, but not for the truncated regions.
     set_limit(Resource::Data, 256 << 20);
     truncate_data(&served, 64 << 30);
     let (_memory, _frontend, mut queue) = served.guest();

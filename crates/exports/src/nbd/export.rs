@@ -1,4 +1,4 @@
-//! What clients may choose from.
+//! Exports: the disks that clients may choose from.
 
 use super::connection::ExportView;
 use super::moving::Moving;
@@ -8,25 +8,25 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// A disk under a name.
+/// A disk with its export name.
 pub struct Export {
     name: String,
     description: String,
     disk: Arc<dyn Disk>,
     workers: Arc<[WorkerHandle]>,
-    /// Another server may take the disk over. Clients only read then.
+    /// Set if another server may take over the disk; clients can then only read.
     moving: Option<Arc<Moving>>,
     watch: Option<Watch>,
-    /// What its block status tells as dirty.
+    /// Name of the dirty bitmap that block status reports.
     bitmap: Option<String>,
-    /// Connections of each worker.
+    /// Number of connections of each worker.
     loads: Mutex<Box<[usize]>>,
 }
 
 impl Export {
-    /// Export `disk`, whose workers are `workers` and whose requests may begin
-    /// and end anywhere (the storages' `ByteDisk`). Name and description have
-    /// at most 4096 bytes each and no NUL.
+    /// Creates an export of `disk`, which `workers` serve. The disk must accept requests of any
+    /// alignment, as the storages' `ByteDisk` does. Name and description have at most 4096 bytes
+    /// each and no NUL.
     pub fn new(
         name: String,
         description: String,
@@ -45,7 +45,7 @@ impl Export {
         }
     }
 
-    /// One that another server may take over.
+    /// Allows another server to take over the disk.
     pub fn movable(self, moving: Arc<Moving>) -> Export {
         Export {
             moving: Some(moving),
@@ -57,7 +57,7 @@ impl Export {
         self.moving.as_ref()
     }
 
-    /// One whose disk knows what has been changed since the bitmap of that name was begun.
+    /// Exposes the dirty bitmap `name` of the disk as a metadata context.
     pub fn with_bitmap(self, name: String) -> Export {
         Export {
             bitmap: Some(name),
@@ -69,7 +69,7 @@ impl Export {
         self.bitmap.as_deref()
     }
 
-    /// With somebody who hears of its clients.
+    /// Sets a callback that is notified of the export's clients.
     pub fn watched(self, watch: Watch) -> Export {
         Export {
             watch: Some(watch),
@@ -87,12 +87,12 @@ impl Export {
         &self.name
     }
 
-    /// For people; empty: there is none.
+    /// Returns the description for users; empty if there is none.
     pub fn description(&self) -> &str {
         &self.description
     }
 
-    /// As a client that comes now sees it.
+    /// Returns the export as a new client sees it.
     pub fn view(&self) -> ExportView {
         let view = ExportView::new(&self.name, &self.disk.info());
         ExportView {
@@ -101,7 +101,7 @@ impl Export {
         }
     }
 
-    /// How long a client waits before it is served.
+    /// Returns how long a new client waits before it is served.
     pub(super) fn connect_delay(&self) -> Duration {
         self.disk.connect_delay()
     }
@@ -110,7 +110,7 @@ impl Export {
         self.loads.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Attach to the worker with the fewest connections.
+    /// Attaches a source to the worker with the fewest connections.
     pub(super) fn attach(self: &Arc<Self>, source: Box<dyn Source>) -> io::Result<Attached> {
         let worker = {
             let mut loads = self.loads();
@@ -130,7 +130,7 @@ impl Export {
     }
 }
 
-/// A connection at its worker.
+/// A connection that is attached to a worker.
 pub(super) struct Attached {
     export: Arc<Export>,
     pub worker: usize,
@@ -138,7 +138,7 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// Stop serving it; returns when nothing of it is in flight.
+    /// Detaches the source. Returns when nothing of it is in flight.
     pub fn detach(self) -> Box<dyn Source> {
         let source = self.export.workers[self.worker].detach(self.id);
         self.export.loads()[self.worker] -= 1;
@@ -146,11 +146,11 @@ impl Attached {
     }
 }
 
-/// A disk that is activated for one connection; no longer when dropped.
+/// Keeps a disk activated for one connection; the disk is deactivated on drop.
 pub struct InUse(Arc<Export>);
 
 impl InUse {
-    /// The error is a sentence for the client and for the log.
+    /// Activates the disk. The error is a sentence for the client and for the log.
     pub fn new(export: &Arc<Export>) -> Result<InUse, String> {
         export.disk.activate().map_err(|error| error.to_string())?;
         Ok(InUse(export.clone()))
@@ -169,11 +169,11 @@ impl Drop for InUse {
     }
 }
 
-/// All exports of a server; they come and go.
+/// All exports of a server; exports can be added and removed.
 #[derive(Default)]
 pub struct Exports(Mutex<Vec<Arc<Export>>>);
 
-/// Names must tell exports apart.
+/// Error for a duplicate export name.
 #[derive(Debug, thiserror::Error)]
 #[error("two exports are named '{0}'; rename one of them")]
 pub struct SameName(pub String);
@@ -186,7 +186,7 @@ impl Exports {
         Ok(exports)
     }
 
-    /// One more, for clients that come from now on.
+    /// Adds an export for clients that connect from now on.
     pub fn add(&self, export: Export) -> Result<(), SameName> {
         let mut list = self.list();
         match list.iter().any(|other| other.name == export.name) {
@@ -198,7 +198,7 @@ impl Exports {
         }
     }
 
-    /// Put it in the place of the one that has its name.
+    /// Replaces the export with the same name, if there is one.
     pub(super) fn replace(&self, export: Export) {
         let mut list = self.list();
         let same = list.iter_mut().find(|other| other.name == export.name);
@@ -207,31 +207,31 @@ impl Exports {
         }
     }
 
-    /// The one that has this very name.
+    /// Returns the export with exactly this name.
     pub(super) fn named(&self, name: &str) -> Option<Arc<Export>> {
         let list = self.list();
         list.iter().find(|export| export.name == name).cloned()
     }
 
-    /// Take the one of that name out. Clients that it has keep it.
+    /// Removes an export. Clients that use it stay connected.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
         let mut list = self.list();
         let index = list.iter().position(|export| export.name == name)?;
         Some(list.remove(index))
     }
 
-    /// In the order in which they came.
+    /// Returns all exports in the order in which they were added.
     pub fn all(&self) -> Vec<Arc<Export>> {
         self.list().clone()
     }
 
-    /// Whether this very one is still there.
+    /// Returns true if this export, not just one with its name, is still in the list.
     pub fn has(&self, export: &Arc<Export>) -> bool {
         self.list().iter().any(|other| Arc::ptr_eq(other, export))
     }
 
-    /// The one that a client means. Without a name it is the one that has
-    /// none, or else the first.
+    /// Returns the export that a client means. The empty name means the export without a name, or
+    /// else the first one.
     pub fn find(&self, name: &str) -> Option<Arc<Export>> {
         let list = self.list();
         let named = list.iter().find(|export| export.name == name);

@@ -1,5 +1,5 @@
-//! Bodies of fuzz targets: nothing that a client sends may do more than end
-//! its connection. Not a public interface.
+//! Bodies of fuzz targets: a client can do no more than end its own connection. Not a public
+//! interface.
 
 use super::export::{Export, Exports, InUse};
 use super::handshake::{Denied, Failure, Handshake, Host, Outcome};
@@ -13,13 +13,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Handshakes on disks that nobody serves.
+/// Handshakes for disks that nobody serves.
 pub struct Handshakes {
     exports: Exports,
 }
 
 impl Handshakes {
-    /// The disk is exported several times.
+    /// Exports the disk under two names.
     pub fn new(disk: Arc<dyn Disk>) -> Handshakes {
         let workers: Arc<[WorkerHandle]> = Arc::new([]);
         let export = |name: &str, description: &str| {
@@ -35,8 +35,8 @@ impl Handshakes {
         Handshakes { exports }
     }
 
-    /// A connection: by the first byte, of bytes as they are, or of options
-    /// that are nearly right. True if it came to an agreement.
+    /// Runs one connection. The first byte of `data` decides whether the rest is sent as it is or
+    /// turned into options that are nearly valid. Returns true if the handshake succeeds.
     pub fn run(&self, data: &[u8]) -> bool {
         match data.split_first() {
             Some((kind, rest)) if kind % 4 == 0 => self.converse(rest),
@@ -47,8 +47,8 @@ impl Handshakes {
 
     fn converse(&self, data: &[u8]) -> bool {
         let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
-        // What fits into the socket. Replies to it fit, too: the shortest
-        // option has 16 bytes, the longest reply to one some 300.
+        // Bytes that fit into the socket. The replies fit, too: the shortest option has 16 bytes,
+        // and the longest reply to one about 300.
         let data = &data[..data.len().min(4 << 10)];
         theirs.write_all(data).expect("room in the socket");
         let shut = theirs.shutdown(std::net::Shutdown::Write);
@@ -68,8 +68,8 @@ impl Handshakes {
     }
 }
 
-/// The client's flags, then options: what each byte of input says is small,
-/// so that much of it fits what is there.
+/// Returns the client's flags and a series of options. Numbers are kept small, so that many options
+/// match an existing export.
 fn script(data: &[u8]) -> Vec<u8> {
     let mut bytes = 3u32.to_be_bytes().to_vec();
     let mut rest = data.iter().copied();
@@ -77,7 +77,7 @@ fn script(data: &[u8]) -> Vec<u8> {
         let mut body = Vec::new();
         for _ in 0..rest.next().unwrap_or(0) % 8 {
             match rest.next().unwrap_or(0) {
-                // A number, most often small.
+                // Most numbers are small.
                 n @ 0..64 => body.extend(u32::from(n).to_be_bytes()),
                 n @ 64..96 => body.extend(u16::from(n - 64).to_be_bytes()),
                 96..128 => body.extend(b"\0\0\0\x01a"),
@@ -85,7 +85,7 @@ fn script(data: &[u8]) -> Vec<u8> {
                 n => body.push(n),
             }
         }
-        // The length is right, or off by something.
+        // The length is right, or slightly too large.
         let off = if option & 0xe0 == 0xe0 {
             option >> 2 & 7
         } else {

@@ -1,4 +1,4 @@
-//! Clients that are held up: for another process that goes on with them, or for this one.
+//! Pauses clients, so that another process or this one can continue to serve them.
 
 use super::connection::{Described, NbdSource, OnEnd, SourceState};
 use super::export::{Export, InUse};
@@ -12,22 +12,22 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// A client, for another process. Files lie in a list beside it, those of each client after those of
-/// the one before.
+/// Saved state of a client. Its files lie in a list that accompanies the states of all clients, in
+/// the same order.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ClientState {
-    /// The export's name.
+    /// Name of the export.
     export: String,
     age_ms: u64,
-    /// How many files are its.
+    /// Number of the client's files in the list.
     files: usize,
-    /// The worker that served the client last.
+    /// Index of the worker that served the client last.
     #[serde(default)]
     worker: usize,
     source: SourceState,
 }
 
-/// Wakes a connection's thread.
+/// Channel that wakes a connection's thread.
 pub(super) struct Wake {
     pub(super) sender: SyncSender<()>,
     pub(super) receiver: Receiver<()>,
@@ -38,21 +38,25 @@ impl Wake {
         let (sender, receiver) = sync_channel(1);
         let on_end = sender.clone();
         let on_end = Box::new(move || {
-            // If there is something in the channel, it is awake.
+            // A full channel means that the thread is already awake.
             let _ = on_end.try_send(());
         });
         (Wake { sender, receiver }, on_end)
     }
 
-    /// What it was woken for is known. While it is attached it may have ended.
+    /// Drops a pending wake-up whose cause is known. Must not be called while the connection is
+    /// attached, since it may then have ended.
     pub(super) fn forget(&self) {
         let _ = self.receiver.try_recv();
     }
 }
 
 impl NbdServer {
-    /// Hold all clients, and let nobody in, until [`NbdServer::go_on`]: at the end nothing of them is
-    /// in flight, and they use no disks. The error is for the user: not all are held at `deadline`.
+    /// Holds all clients and accepts no others until [`NbdServer::go_on`]. On return no request is
+    /// in flight, and no disk is in use.
+    ///
+    /// # Errors
+    /// A sentence for the user if not all clients are held at `deadline`.
     pub fn hold(&self, deadline: Instant) -> Result<(), String> {
         self.keep_out();
         let mut table = self.shared.table();
@@ -60,21 +64,22 @@ impl NbdServer {
         self.shared.wait_until_held(table, deadline)
     }
 
-    /// Serve those that were held, and let others in.
+    /// Resumes the held clients and accepts others.
     pub fn go_on(&self) {
         self.shared.table().holding.all = false;
         self.shared.changed.notify_all();
         self.let_in();
     }
 
-    /// Likewise those of one export.
+    /// Holds the clients of one export, as [`NbdServer::hold`] does for all.
     pub fn hold_export(&self, export: &str, deadline: Instant) -> Result<(), String> {
         let mut table = self.shared.table();
         table.holding.exports.insert(export.to_owned());
         self.shared.wait_until_held(table, deadline)
     }
 
-    /// Serve those of one export that were held; by another one of the same name, if it is given.
+    /// Resumes the held clients of one export. With `other`, the export of the same name is
+    /// replaced first.
     pub fn go_on_export(&self, export: &str, other: Option<Export>) {
         if let Some(other) = other {
             self.shared.exports.replace(other);
@@ -83,8 +88,11 @@ impl NbdServer {
         self.shared.changed.notify_all();
     }
 
-    /// Those that are held, for another process; those by TLS cannot go there, and may be left out.
-    /// The error is for the user.
+    /// Describes the held clients for another process. Clients with TLS cannot be handed over; with
+    /// `without_encrypted`, they are left out.
+    ///
+    /// # Errors
+    /// A sentence for the user.
     pub fn describe(
         &self,
         without_encrypted: bool,
@@ -119,8 +127,10 @@ impl NbdServer {
         Ok(clients)
     }
 
-    /// Take clients over from another process, which has let go of the disks; they are held. The error
-    /// is for the user.
+    /// Takes over clients from another process, which has released the disks. The clients are held.
+    ///
+    /// # Errors
+    /// A sentence for the user.
     pub fn adopt(&self, clients: Vec<ClientState>, files: &mut Descriptors) -> Result<(), String> {
         self.keep_out();
         self.shared.table().holding.all = true;
@@ -133,7 +143,7 @@ impl NbdServer {
         })
     }
 
-    /// What comes is whether its disk could be taken into use.
+    /// Takes over one client. The receiver yields whether its disk could be activated.
     fn adopt_one(
         &self,
         client: ClientState,
@@ -158,7 +168,7 @@ impl NbdServer {
             since: now.checked_sub(age).unwrap_or(now),
             socket: Weak::new(),
             phase: Phase::Admitted(export.clone()),
-            // (Clients with TLS are not handed over.)
+            // Clients with TLS are not handed over.
             served: Some(ServedAt {
                 worker: client.worker,
                 encrypted: false,
@@ -211,7 +221,7 @@ impl Shared {
         Err(format!("requests of NBD client {name} do not end"))
     }
 
-    /// Until nobody of this export is held: the one that has its name then.
+    /// Waits until the export is not held, and returns the export that then has its name.
     pub(super) fn wait_for_export(&self, export: &Arc<Export>) -> Option<Arc<Export>> {
         let table = self.table();
         let is_held = |table: &mut Table| table.holding.has(export) && !table.stopping;
@@ -220,7 +230,7 @@ impl Shared {
     }
 }
 
-/// It is to be held, has a disk, and is not held yet.
+/// Returns true for a connection that is to be held, has a disk, and is not held yet.
 fn is_busy(connection: &Connection, holding: &Holding) -> bool {
     match &connection.phase {
         Phase::Handshake | Phase::Held(..) => false,
@@ -229,7 +239,7 @@ fn is_busy(connection: &Connection, holding: &Holding) -> bool {
 }
 
 impl Entered {
-    /// What was adopted is served when it is no longer held.
+    /// Serves an adopted client once it is not held any more.
     fn live_on(&self, in_use: InUse, mut source: Box<NbdSource>, wake: Wake) {
         if !self.wait_while_held(in_use.export()) {
             return;
@@ -245,7 +255,7 @@ impl Entered {
         }
     }
 
-    /// Until it is to go on. None: it is to end.
+    /// Waits until the connection may resume. Returns None if it must end.
     pub(super) fn stay_held(&self, export: &Arc<Export>, source: &NbdSource) -> Option<InUse> {
         let mut files = Descriptors::default();
         let described = source.describe(&mut files);
@@ -258,10 +268,10 @@ impl Entered {
             if !self.wait_while_held(export) {
                 return None;
             }
-            // It may be another one now,
+            // By now, another export may have the name,
             let export = self.shared.exports.named(export.name())?;
             let mut table = self.shared.table();
-            // or be held again.
+            // or the export may be held again.
             if !table.holding.has(&export) || table.stopping {
                 self.connection(&mut table).phase = Phase::Admitted(export.clone());
                 break export;
@@ -277,7 +287,7 @@ impl Entered {
         in_use.ok()
     }
 
-    /// False: it is to end.
+    /// Waits while the export is held. Returns false if the connection must end.
     fn wait_while_held(&self, export: &Export) -> bool {
         let table = self.shared.table();
         let is_held = |table: &mut Table| {

@@ -1,4 +1,4 @@
-//! Where NBD clients connect: addresses, and listening at them.
+//! Addresses of NBD servers, and listening sockets for them.
 
 use fathom_nbd::uri::PORT;
 use fathom_nbd::vsock::{ANY_CID, VsockAddr};
@@ -15,11 +15,11 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-/// An address to listen at.
+/// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     Unix(PathBuf),
-    /// A name or a number; the empty one stands for all of this machine's.
+    /// Host name or IP address; an empty host stands for all addresses of this machine.
     Tcp {
         host: String,
         port: u16,
@@ -28,18 +28,19 @@ pub enum Address {
         cid: u32,
         port: u32,
     },
-    /// A listening socket inherited under this number.
+    /// A listening socket inherited as this file descriptor.
     Fd(i32),
-    /// The sockets that a service manager passes (sd_listen_fds(3)).
+    /// The listening sockets that a service manager passes (sd_listen_fds(3)).
     Activated,
 }
 
 const FORMS: &str = "unix:PATH, tcp:HOST:PORT, vsock:CID:PORT, fd:N or systemd";
 
 impl Address {
-    /// `unix:PATH`, `tcp:HOST[:PORT]`, `vsock:CID[:PORT]` (CID may be `any`),
-    /// `fd:N`, `systemd`, or a URI that clients take: `nbd://HOST[:PORT]`,
-    /// `nbd+unix:///?socket=PATH`, `nbd+vsock://CID[:PORT]`.
+    /// Parses an address: `unix:PATH`, `tcp:HOST[:PORT]`, `vsock:CID[:PORT]` (CID may be `any`),
+    /// `fd:N`, `systemd`, or a client's URI.
+    ///
+    /// The URIs are `nbd://HOST[:PORT]`, `nbd+unix:///?socket=PATH` and `nbd+vsock://CID[:PORT]`.
     pub fn parse(text: &OsStr) -> Result<Address, String> {
         let bad = || format!("'{}' is not {FORMS}", text.display());
         if text == "systemd" {
@@ -68,7 +69,7 @@ impl Address {
     }
 }
 
-/// A path need not be UTF-8.
+/// Returns the path of a `unix:` address. A path need not be UTF-8.
 fn unix_path(text: &OsStr) -> Option<&OsStr> {
     use std::os::unix::ffi::OsStrExt;
     text.as_bytes()
@@ -76,7 +77,7 @@ fn unix_path(text: &OsStr) -> Option<&OsStr> {
         .map(OsStr::from_bytes)
 }
 
-/// Of the URIs of doc/uri.md, those at which one can listen.
+/// Parses those URIs of doc/uri.md that a server can listen on.
 fn parse_uri(scheme: &str, rest: &str) -> Result<Address, String> {
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     let (name, query) = path.split_once('?').unwrap_or((path, ""));
@@ -160,9 +161,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Listen at an address that is made here; a host's name may stand for
-/// several. Inherited sockets are the caller's to find. `access` is for Unix
-/// sockets.
+/// Creates the listening sockets of an address; a host name may yield several. Returns none for
+/// inherited sockets, which the caller finds itself. `access` applies to Unix sockets.
 pub fn listen_at(address: &Address, access: Access) -> Result<Vec<Listener>, ListenError> {
     match address {
         Address::Unix(path) => Ok(vec![Listener::bind(path, access)?]),
@@ -199,7 +199,7 @@ fn in_use(address: &Address, by: String) -> ListenError {
 
 fn listen_tcp(address: &Address, host: &str, port: u16) -> Result<Vec<Listener>, ListenError> {
     if host.is_empty() {
-        // By IPv6 with IPv4, or by IPv4 where there is no IPv6.
+        // IPv6 including IPv4, or IPv4 only if that fails, as it does without IPv6.
         let all = |ip: &str| SocketAddr::new(ip.parse().expect("an address"), port);
         let one = bind_tcp(address, all("::"), false);
         return Ok(vec![
@@ -222,7 +222,7 @@ fn listen_tcp(address: &Address, host: &str, port: u16) -> Result<Vec<Listener>,
             Err(e) => error = Some(e),
         }
     }
-    // A name may have addresses of a kind that this machine does not speak.
+    // Some addresses of a name may belong to a family that this machine does not support.
     match error {
         Some(error) if listeners.is_empty() => Err(error),
         _ => Ok(listeners),
@@ -261,7 +261,7 @@ fn stream_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
     socket_with(family, SocketType::STREAM, flags, None)
 }
 
-/// Where a listener can be reached, as clients write it.
+/// Returns the address of a listener, as clients write it.
 pub fn local_name(listener: &Listener) -> io::Result<String> {
     let any = getsockname(listener)?;
     if any.address_family() == AddressFamily::VSOCK {

@@ -1,22 +1,21 @@
-//! A disk for anything that speaks NBD.
+//! An NBD server.
 //!
-//! One [`NbdServer`] serves several disks, each under a name, to many clients
-//! at once. Each connection has a thread of its own, which goes through the
-//! handshake and then sleeps until the connection has ended: requests never
-//! pass through it, since a connection in the transmission phase is a
+//! One [`NbdServer`] serves several disks, each under its export name, to many clients at once.
+//! Each connection has a thread, which runs the handshake and then sleeps until the connection
+//! ends. Requests do not pass through that thread: a connection in the transmission phase is a
 //! [`Source`](fathom_core::Source) of one of the disk's workers.
 //!
-//! - `listen` is where clients connect,
-//! - `server` accepts and ends connections, of which `table` knows what they do,
-//! - `handshake` finds out which disk a client wants, and how,
-//! - `tls` is what is needed for encryption,
-//! - `export` is what there is to choose from,
-//! - `moving` lets another server take a disk over,
-//! - `holding` holds clients up, for another process to go on with them,
+//! - `listen` creates the listening sockets,
+//! - `server` accepts and ends connections; `table` holds their states,
+//! - `handshake` negotiates which disk a client uses, and how,
+//! - `tls` holds the server's certificates and keys,
+//! - `export` holds the exports,
+//! - `moving` lets another server take over a disk,
+//! - `holding` pauses clients, for example to hand them over to another process,
 //! - `connection` serves requests.
 //!
-//! How all of it looks is in `fathom-nbd`. "proto.md" in comments is doc/proto.md
-//! of the NetworkBlockDevice project, with its extension EXTENDED_HEADERS.
+//! The wire format is in `fathom-nbd`. "proto.md" in comments is doc/proto.md of the
+//! NetworkBlockDevice project, with its extension EXTENDED_HEADERS.
 
 pub mod connection;
 mod export;

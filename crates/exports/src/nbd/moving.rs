@@ -1,9 +1,9 @@
-//! Disks that another server takes over while their guests use them.
+//! Lets another server take over a disk while its guest uses it.
 //!
-//! That server copies the disk as any client reads it, and is told what has changed since: by a metadata
-//! context of Fathom's own, on one connection. When the guest has stopped here it takes the disk over,
-//! by a command of Fathom's own, and is told the rest. No guest can have the disk here afterwards.
-//! docs/move.md has the protocol.
+//! The other server copies the disk as any client reads it. On one connection, a metadata context
+//! of Fathom's own reports which blocks have changed since. When the guest has stopped here, the
+//! other server takes over the disk by a command of Fathom's own, and reads the last changes.
+//! Afterwards no guest can use the disk here. docs/move.md describes the protocol.
 
 use fathom_core::changes::Run;
 use fathom_core::{Changes, Disk, Left, Part, WorkerHandle};
@@ -13,48 +13,48 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// Runs in one answer, about.
+/// Approximate maximum number of runs in one reply.
 const MOST_RUNS: usize = 256;
 
-/// Whether a disk has moved, and who is at it.
+/// Whether a disk has moved to another server, and who uses it.
 pub struct Moving {
     disk: Arc<dyn Disk>,
     workers: Arc<[WorkerHandle]>,
     state: Mutex<State>,
-    /// Locked while workers are told; never by them.
+    /// Held while the workers are told to record changes. Workers never lock it.
     telling: Mutex<()>,
 }
 
 #[derive(Default)]
 struct State {
     front_end: bool,
-    /// By whom it has been taken over.
+    /// Id of the move that has taken over the disk.
     taken: Option<String>,
     move_: Option<Move>,
     note: Note,
 }
 
-/// Whether the take-over is noted durably, where somebody notes it.
+/// Whether a take-over has been recorded durably, if something records it.
 #[derive(Default)]
 struct Note {
-    /// Wakes whoever notes a take-over; none: nobody does.
+    /// Wakes the thread that records a take-over; None if nothing records it.
     wake: Option<Wake>,
     is_durable: bool,
     has_failed: bool,
 }
 
-/// Called when a take-over is to be noted; must not block.
+/// Callback that reports a take-over to record; must not block.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
-/// What one server has been told.
+/// A move in progress: the changes recorded for one server.
 struct Move {
     id: String,
     changes: Arc<Changes>,
-    /// The connection that asks; there is one at a time.
+    /// The connection that asks for the changes; there is at most one.
     asks: Weak<()>,
 }
 
-/// What a connection that asks for changes has.
+/// The right of one connection to ask for changes.
 pub struct Mover {
     moving: Arc<Moving>,
     id: String,
@@ -62,23 +62,24 @@ pub struct Mover {
     _asks: Arc<()>,
 }
 
-/// Whether all of them have done what they were told until now.
+/// Waits until each worker has processed its earlier messages. Returns false if one did not
+/// respond.
 fn workers_hear(workers: &[WorkerHandle]) -> bool {
     let looks: Vec<_> = workers.iter().map(WorkerHandle::begin_look).collect();
     looks.into_iter().all(|look| look.wait().is_ok())
 }
 
-/// What a connection asks to be told.
+/// Which changes a connection asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// What changes from now on.
+    /// Changes from now on.
     Begin,
-    /// What has changed since it was last told.
+    /// Changes since the last reply.
     GoOn,
 }
 
 impl Moving {
-    /// Nobody is at it.
+    /// Creates the state of a disk that nobody uses.
     pub fn new(disk: Arc<dyn Disk>, workers: Arc<[WorkerHandle]>) -> Arc<Moving> {
         Arc::new(Moving {
             disk,
@@ -92,7 +93,7 @@ impl Moving {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// A guest wants the disk. The error says why it cannot have it.
+    /// Admits a front-end. The error says why the guest cannot have the disk.
     pub fn front_end_comes(&self) -> Result<(), String> {
         let mut state = self.state();
         if let Some(id) = &state.taken {
@@ -104,24 +105,27 @@ impl Moving {
         Ok(())
     }
 
-    /// Nothing of the guest is in flight, and nothing more will come.
+    /// Notes that the guest has no requests in flight and sends no more.
     pub fn front_end_left(&self) {
         self.state().front_end = false;
     }
 
-    /// From now on the disk goes only once a take-over is noted. `wake` is called whenever
-    /// [`Moving::is_to_be_noted`] becomes true; [`Moving::noted`] is expected then.
+    /// Makes every take-over wait until it is recorded.
+    ///
+    /// `wake` is called whenever [`Moving::is_to_be_noted`] becomes true; the recorder must then
+    /// call [`Moving::noted`].
     pub fn note_by(&self, wake: Wake) {
         self.state().note.wake = Some(wake);
     }
 
-    /// Another server wants the disk, and is answered once that is noted.
+    /// Returns true while a take-over waits to be recorded.
     pub fn is_to_be_noted(&self) -> bool {
         let state = self.state();
         state.taken.is_some() && !state.note.is_durable
     }
 
-    /// The take-over is noted durably; or it could not be, and the disk stays.
+    /// Reports that the take-over is recorded durably, or could not be recorded; then the disk
+    /// stays here.
     pub fn noted(&self, is_durable: bool) {
         let mut state = self.state();
         state.note.is_durable = is_durable;
@@ -134,16 +138,17 @@ impl Moving {
         }
     }
 
-    /// By whom it has been taken over; None: it has not moved.
+    /// Returns the id of the move that has taken over the disk; None if the disk has not moved.
     pub fn taken(&self) -> Option<String> {
         self.state().taken.clone()
     }
 
-    /// The error says why not.
+    /// Starts or continues a move. The error says why that is refused.
     pub(super) fn ask(self: &Arc<Self>, ask: Ask, id: &str) -> Result<Mover, String> {
         let telling = self.telling.lock().unwrap_or_else(|e| e.into_inner());
         let asks = Arc::new(());
-        // (Workers want to know the state, too, and do not wait for memory.)
+        // Allocated before the lock, since workers also lock the state and must not wait for
+        // memory.
         let begins = ask == Ask::Begin;
         let new = begins.then(|| Arc::new(Changes::new(self.disk.info().size)));
         let mut state = self.state();
@@ -170,7 +175,7 @@ impl Moving {
             changes: changes.clone(),
             asks: Arc::downgrade(&asks),
         });
-        // A worker may want to know the state meanwhile.
+        // A worker may lock the state meanwhile.
         drop(state);
         let note = |worker: &WorkerHandle| worker.note_changes(Some(changes.clone()));
         self.workers.iter().for_each(note);
@@ -196,8 +201,8 @@ impl Moving {
     }
 }
 
-/// Whoever goes on with the disk knows that it has moved. What is noted of a move stays behind: it begins
-/// again.
+/// A successor process must know that the disk has moved. Recorded changes are not handed over: the
+/// move begins again.
 impl Part for Moving {
     fn may_go(&self) -> Result<(), String> {
         let state = self.state();
@@ -228,12 +233,12 @@ impl Part for Moving {
     }
 }
 
-/// By whom, in what is left.
+/// Key of the move's id in the saved state.
 const TAKEN: &str = "taken";
 
 impl Mover {
-    /// What has changed in the range since it was last told, from its beginning on. The error is for the
-    /// server that asks.
+    /// Returns the changes in the range since the last reply, from the start of the range on. The
+    /// error is for the server that asks.
     pub(super) fn changed(&self, range: Range<u64>) -> Result<Vec<Run>, &'static str> {
         if !range.start.is_multiple_of(self.changes.block()) {
             return Err("the range does not begin at a block");
@@ -252,12 +257,13 @@ impl Mover {
         current.is_some_and(|one| Arc::ptr_eq(&one.changes, &self.changes))
     }
 
-    /// Whether this client's server has taken the disk over.
+    /// Returns true if this client's server has taken over the disk.
     pub(super) fn has_taken_over(&self) -> bool {
         self.moving.taken().is_some_and(|taken| taken == self.id)
     }
 
-    /// From now on no guest has the disk here. Whoever has taken it over may do so again.
+    /// Takes over the disk: from now on no guest can use it here. The same server may repeat the
+    /// command.
     pub(super) fn take_over(&self) -> Result<(), &'static str> {
         let mut state = self.moving.state();
         if !self.is_current(&state) {
@@ -268,7 +274,8 @@ impl Mover {
         }
         let is_new = state.taken.is_none();
         if let Some(wake) = state.note.wake.clone().filter(|_| !state.note.is_durable) {
-            // No guest comes meanwhile. (Whoever has been answered has the disk, whatever happens here.)
+            // `taken` already keeps guests out. Once the client has its reply, the disk is its own,
+            // even if this process dies.
             state.taken = Some(self.id.clone());
             let has_failed = std::mem::take(&mut state.note.has_failed);
             drop(state);
@@ -341,7 +348,7 @@ mod tests {
         assert!(mover.take_over().unwrap_err().contains("is recording"));
         assert!(moving.is_to_be_noted());
         assert_eq!(waked.load(SeqCst), 1);
-        // The guest must not come back meanwhile.
+        // No guest may connect while the take-over is being recorded.
         assert!(moving.front_end_comes().is_err());
         assert!(mover.take_over().is_err());
         moving.noted(true);

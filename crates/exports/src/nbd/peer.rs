@@ -1,4 +1,4 @@
-//! Who a client is, and what its socket needs.
+//! Identifies clients and sets up their sockets.
 
 use fathom_nbd::vsock::VsockAddr;
 use fathom_units::cause;
@@ -9,15 +9,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How long a peer that has vanished may go unnoticed while nothing is sent:
-/// a minute, then six more tries.
+/// TCP keepalive: a vanished peer is detected after a minute of silence and six more probes.
 const KEEP_IDLE: Duration = Duration::from_secs(60);
 const KEEP_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_TRIES: u32 = 6;
 
-/// Set up a connection that was just accepted. TCP: small replies at once
-/// (proto.md, "Protocol phases"), and an end to connections whose client's
-/// machine is gone.
+/// Sets up a new connection. On TCP, small replies are sent at once (proto.md, "Protocol phases"),
+/// and connections end if the client's machine is gone.
 pub fn prepare(socket: &OwnedFd) {
     let family = sockopt::socket_domain(socket);
     if !matches!(family, Ok(AddressFamily::INET | AddressFamily::INET6)) {
@@ -33,13 +31,13 @@ pub fn prepare(socket: &OwnedFd) {
     }
 }
 
-/// Whose a connection is, for a limit on what one may have. Who can make
-/// processes, addresses of a network or ports at will is one and the same.
+/// Owner of a connection, for the limit on connections per client. All processes of a user, and all
+/// addresses of an IPv6 /64 network, count as one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Peer {
     User(u32),
     V4(Ipv4Addr),
-    /// The upper half of an address.
+    /// The upper 64 bits of an IPv6 address.
     V6(u64),
     /// A virtual machine's CID.
     Machine(u32),
@@ -49,7 +47,7 @@ pub enum Peer {
 impl Peer {
     pub fn of(socket: &OwnedFd) -> Peer {
         let Ok(Some(any)) = getpeername(socket) else {
-            return Peer::Unknown; // it is gone already
+            return Peer::Unknown; // the client is already gone
         };
         match any.address_family() {
             AddressFamily::UNIX => {
@@ -81,11 +79,11 @@ impl fmt::Display for Peer {
     }
 }
 
-/// For people: `process 17`, `192.0.2.1:4000`, `vsock 3:1025`.
+/// Returns the client's name for users: `process 17`, `192.0.2.1:4000`, `vsock 3:1025`.
 pub fn name(socket: &OwnedFd) -> String {
     match getpeername(socket) {
         Ok(Some(any)) => name_of(socket, any),
-        // It is gone already.
+        // The client is already gone.
         _ => "unknown client".into(),
     }
 }
@@ -104,8 +102,8 @@ fn name_of(socket: &OwnedFd, any: SocketAddrAny) -> String {
     }
 }
 
-/// What accept(2) says may be passed on from the new connection, and is no
-/// fault of the listening socket.
+/// Returns true for errors that accept(2) passes on from the new connection, and that are no fault
+/// of the listening socket.
 pub fn is_network_error(error: Errno) -> bool {
     matches!(
         error,

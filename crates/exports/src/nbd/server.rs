@@ -1,4 +1,4 @@
-//! Accepting clients, and what they are doing.
+//! Accepts clients and manages their connections.
 
 use super::connection::{Activity, Ending, Limits, NbdSource, Stream};
 use super::export::{Export, Exports, InUse, SameName};
@@ -21,38 +21,37 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How long no client is accepted after that failed for want of resources.
+/// Time without accepting clients after accept(2) failed for lack of resources.
 const ACCEPT_PAUSE: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
-/// A connection's thread sleeps most of its life; a handshake needs little.
+/// Stack size in bytes of a connection's thread, which runs a handshake and then sleeps.
 const STACK: usize = 256 << 10;
 
-/// A peer may have so many connections in any case, unless it is told.
+/// Minimum of the default limit on connections per peer.
 pub const FEW: usize = 16;
 
-/// How often it is looked whether a connection is idle, in the time after
-/// which it is ended.
+/// How many times per idle timeout a connection is checked for idleness.
 const IDLE_LOOKS: u32 = 8;
 
-/// How to serve.
+/// Options of an NBD server.
 #[derive(Debug)]
 pub struct Options {
-    /// None: no TLS.
+    /// TLS configuration; None turns TLS off.
     pub tls: Option<Tls>,
-    /// What each connection may use.
+    /// Limits of each connection.
     pub limits: Limits,
-    /// Connections at once, at least 1.
+    /// Maximum number of connections, at least 1.
     pub max_connections: usize,
-    /// Of these those of one peer: of a user, an address, a virtual machine.
-    /// None: half of them, or [`FEW`] if that is more, so that one keeps
-    /// nobody out.
+    /// Maximum number of connections per peer: a user, an address, or a virtual machine. None means
+    /// half of `max_connections`, but at least [`FEW`], so that one peer cannot keep out the
+    /// others.
     pub max_per_peer: Option<usize>,
-    /// A connection without a request for so long is ended; soon after that.
-    /// None: the disk of a virtual machine may be idle for days.
+    /// Time without a request after which a connection is ended, checked a few times per timeout.
+    /// None by default, since the disk of a virtual machine may be idle for days.
     pub idle_timeout: Option<Duration>,
-    /// All of a handshake must be over by then.
+    /// Timeout of the whole handshake.
     pub handshake_timeout: Duration,
 }
 
@@ -76,13 +75,13 @@ impl Default for Options {
     }
 }
 
-/// One connection that is being served.
+/// A connection that is being served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionInfo {
-    /// Who: an address, or a process.
+    /// The client: an address or a process.
     pub peer: String,
     pub export: String,
-    /// The number of the worker among its disk's.
+    /// Index of the worker among the disk's workers.
     pub worker: usize,
     pub encrypted: bool,
     pub since: Instant,
@@ -98,11 +97,11 @@ pub(super) struct Shared {
     pub(super) options: Options,
     stop: Signal,
     table: Mutex<Table>,
-    /// A connection has ended, or is to end, or is held or no longer.
+    /// Signalled when a connection has ended or must end, or is held or released.
     pub(super) changed: Condvar,
-    /// Nobody comes in.
+    /// Whether new clients must wait.
     held: Mutex<bool>,
-    /// That has changed.
+    /// Signalled when `held` becomes false.
     released: Condvar,
 }
 
@@ -121,38 +120,42 @@ impl NbdServer {
         })
     }
 
-    /// Serve clients until [`NbdServer::stop`]; then end all connections,
-    /// each when nothing of it is in flight any more. What clients do is
-    /// logged; only errors of the listening sockets and of poll(2) end it.
+    /// Serves clients until [`NbdServer::stop`]. Then ends all connections, each when nothing of it
+    /// is in flight.
+    ///
+    /// Errors of clients are logged.
+    ///
+    /// # Errors
+    /// An error of a listening socket or of poll(2).
     pub fn serve(&self, listeners: &[Listener]) -> io::Result<()> {
         let served = self.accept_clients(listeners);
         self.shared.end_all();
         served
     }
 
-    /// Make `serve` return, now and from now on. From any thread.
+    /// Makes `serve` return, now and in later calls. Callable from any thread.
     pub fn stop(&self) {
         self.shared.stop.raise();
     }
 
-    /// Let nobody in from now on: who comes waits. The clients that there are stay.
+    /// Stops admitting clients: new ones wait. Existing clients stay.
     pub fn keep_out(&self) {
         *self.shared.held.lock().unwrap_or_else(|e| e.into_inner()) = true;
     }
 
-    /// Let everybody in again.
+    /// Admits clients again.
     pub fn let_in(&self) {
         *self.shared.held.lock().unwrap_or_else(|e| e.into_inner()) = false;
         self.shared.released.notify_all();
     }
 
-    /// One more disk, for clients that come from now on.
+    /// Adds an export for clients that connect from now on.
     pub fn add(&self, export: Export) -> Result<(), SameName> {
         self.shared.exports.add(export)
     }
 
-    /// Take the export of that name away, and end the connections to it, each
-    /// when nothing of it is in flight any more; does not wait for it.
+    /// Removes the export and ends its connections, each when nothing of it is in flight. Does not
+    /// wait for them.
     pub fn remove(&self, export: &str) -> Option<Leaving> {
         let leaving = Leaving {
             export: self.shared.exports.remove(export)?,
@@ -166,7 +169,7 @@ impl NbdServer {
         Some(leaving)
     }
 
-    /// End the connections to the export of that name; does not wait for it.
+    /// Ends the connections to the export. Does not wait for them.
     pub fn disconnect(&self, export: &str) {
         let mut table = self.shared.table();
         let all = table.connections.values_mut();
@@ -175,8 +178,8 @@ impl NbdServer {
         self.shared.changed.notify_all();
     }
 
-    /// The clients that are served, the oldest first. A client that is held, or is carried over to
-    /// another disk of the same name, is one of them all the time.
+    /// Returns the served clients, oldest first. A client stays in the list while it is held, or
+    /// moved to another disk of the same name.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         let table = self.shared.table();
         let all = table.connections.values();
@@ -211,7 +214,7 @@ impl NbdServer {
         }
     }
 
-    /// Which of the stop signal and the listeners are ready.
+    /// Waits for the stop signal and the listeners, and returns which of them are ready.
     fn wait(&self, listeners: &[Listener], pause: bool) -> io::Result<Vec<bool>> {
         let accept = match pause {
             true => PollFlags::empty(),
@@ -230,7 +233,7 @@ impl NbdServer {
     }
 }
 
-/// An export that is no longer there for new clients.
+/// An export that has been removed and may still have clients.
 pub struct Leaving {
     export: Arc<Export>,
     shared: Arc<Shared>,
@@ -242,7 +245,7 @@ impl Leaving {
         export.is_some_and(|export| Arc::ptr_eq(export, &self.export))
     }
 
-    /// Wait until its clients are gone. False: not all are at `deadline`.
+    /// Waits until its clients are gone. Returns false if some are left at `deadline`.
     pub fn wait(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let is_used = |table: &mut Table| table.connections.values().any(|c| self.has(c));
@@ -263,8 +266,7 @@ impl Shared {
         drop(released.unwrap_or_else(|e| e.into_inner()));
     }
 
-    /// Accept a client and start its thread. False if there are no resources
-    /// for it.
+    /// Accepts a client and starts its thread. Returns false if resources are lacking.
     fn accept(self: &Arc<Self>, listener: &Listener) -> io::Result<bool> {
         let socket = match listener.accept() {
             Ok(socket) => socket,
@@ -315,7 +317,7 @@ impl Shared {
         }
     }
 
-    /// No new connections; wait for the end of those that there are.
+    /// Admits no new connections and waits until all existing ones have ended.
     fn end_all(&self) {
         let mut table = self.table();
         table.stopping = true;
@@ -327,7 +329,7 @@ impl Shared {
     }
 }
 
-/// A connection in the table; out of it when dropped.
+/// A connection in the table; removed on drop.
 pub(super) struct Entered {
     pub(super) shared: Arc<Shared>,
     number: u64,
@@ -356,16 +358,16 @@ impl Host for Entered {
             let export = export.ok_or(Denied::Stopping)?;
             match self.reserve(&export) {
                 Ok(true) => break (Ok(()), export),
-                // It is held again.
+                // The export is held again.
                 Ok(false) => {}
                 Err(why) => break (Err(why), export),
             }
         };
-        // May take long.
+        // Activation may take long.
         let in_use = |()| InUse::new(&export).map_err(Denied::NotNow);
         let admitted = admitted.and_then(in_use);
         admitted.inspect_err(|why| {
-            // It may choose another, and takes no place meanwhile.
+            // The client may choose another export, and does not count as a connection meanwhile.
             let mut table = self.shared.table();
             let connection = self.connection(&mut table);
             connection.phase = Phase::Handshake;
@@ -379,7 +381,7 @@ impl Host for Entered {
 }
 
 impl Entered {
-    /// A thread for it.
+    /// Starts the connection's thread.
     pub(super) fn start(self, run: impl FnOnce(&Entered) + Send + 'static) -> io::Result<()> {
         let thread = std::thread::Builder::new().name("nbd connection".into());
         thread.stack_size(STACK).spawn(move || {
@@ -394,10 +396,11 @@ impl Entered {
         connection.expect("a connection is in the table until its end")
     }
 
-    /// One of the places that there are for connections. False: the export is held, and may soon be another one.
+    /// Reserves one of the limited number of connections. Returns false if the export is held and
+    /// may soon be replaced.
     fn reserve(&self, export: &Arc<Export>) -> Result<bool, Denied> {
         let mut table = self.shared.table();
-        // (Whoever takes an export away looks at the table afterwards.)
+        // Whoever removes an export looks at the table afterwards.
         if !table.stopping && table.holding.has(export) {
             return Ok(false);
         }
@@ -427,7 +430,7 @@ impl Entered {
         Ok(true)
     }
 
-    /// The server wants it gone.
+    /// Returns true if the server wants the connection to end.
     fn is_ending(&self) -> bool {
         self.connection(&mut self.shared.table()).ending
     }
@@ -436,7 +439,7 @@ impl Entered {
         self.connection(&mut self.shared.table()).name.clone()
     }
 
-    /// The connection's life.
+    /// Runs the connection from the handshake to its end.
     fn run(&self, socket: Arc<OwnedFd>) {
         let deadline = Instant::now() + self.shared.options.handshake_timeout;
         let transport = Transport::new(socket.clone(), deadline);
@@ -453,7 +456,7 @@ impl Entered {
                 }
             }
             Ok(Outcome::Over) => tracing::debug!("nbd: {peer}: disconnected without a disk"),
-            // That it had to go has been said; now its socket fails.
+            // The end was requested and has been logged; the socket failed because of it.
             Err(_) if self.is_ending() => {}
             Err(failure) => tracing::warn!(
                 "nbd: {peer}: handshake failed, so the connection is closed: {failure}"
@@ -489,7 +492,7 @@ impl Entered {
         self.live(agreement.in_use, Box::new(source), wake)
     }
 
-    /// Until it has ended; held meanwhile, as often as that is wanted.
+    /// Serves the connection until it has ended, and pauses it as often as it is held.
     pub(super) fn live(
         &self,
         in_use: InUse,
@@ -538,10 +541,10 @@ impl Entered {
         Ok(())
     }
 
-    /// Until the connection has ended, or is to end. False: it is idle.
+    /// Waits until the connection has ended or must end. Returns false if it was idle for too long.
     fn sleep(&self, woken: &Receiver<()>, activity: &Activity) -> bool {
         let Some(timeout) = self.shared.options.idle_timeout else {
-            // The sender is in the table.
+            // Cannot fail, since the table holds a sender.
             let _ = woken.recv();
             return true;
         };
@@ -560,7 +563,7 @@ impl Entered {
         }
     }
 
-    /// Let the client wait.
+    /// Makes the client wait for `delay`, or until the connection must end.
     fn delay(&self, delay: Duration) {
         if !delay.is_zero() {
             let is_wanted = |table: &mut Table| !self.connection(table).ending;

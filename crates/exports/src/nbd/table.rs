@@ -1,4 +1,4 @@
-//! The connections of a server, and what they are doing.
+//! Table of a server's connections and their phases.
 
 use super::connection::{Activity, Described};
 use super::export::Export;
@@ -11,10 +11,10 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Connections in their handshake. One more takes the place of the oldest of
-/// them, so that clients which hang keep nobody out.
+/// Maximum number of connections in the handshake. A further one replaces an old one, so that
+/// clients that hang keep nobody out.
 const MAX_HANDSHAKES: usize = 64;
-/// All connections, by number: the older, the smaller.
+/// All connections by number; older connections have smaller numbers.
 #[derive(Default)]
 pub struct Table {
     pub next: u64,
@@ -23,11 +23,11 @@ pub struct Table {
     pub connections: BTreeMap<u64, Connection>,
 }
 
-/// Which of those that are served are to be held.
+/// Which connections are to be held.
 #[derive(Default)]
 pub struct Holding {
     pub all: bool,
-    /// By the names of their exports.
+    /// Names of the exports whose connections are to be held.
     pub exports: BTreeSet<String>,
 }
 
@@ -38,63 +38,64 @@ impl Holding {
 }
 
 pub struct Connection {
-    /// For people.
+    /// Name of the client for users.
     pub name: String,
     pub peer: Peer,
     pub since: Instant,
-    /// Its thread has it.
+    /// The socket, which the connection's thread owns.
     pub socket: Weak<OwnedFd>,
     pub phase: Phase,
-    /// Where the client was served last; `None` before the first time. A client that is carried over
-    /// to another disk or process is listed by this until it is served again.
+    /// Where the client was served last; `None` before the first time. While a client moves to
+    /// another disk or process, lists show this value.
     pub served: Option<ServedAt>,
-    /// It is to end as soon as it can.
+    /// The connection must end as soon as possible.
     pub ending: bool,
 }
 
-/// How a client is served.
+/// How and where a client is served.
 #[derive(Clone, Copy)]
 pub struct ServedAt {
-    /// The number of the worker among its disk's.
+    /// Index of the worker among the disk's workers.
     pub worker: usize,
     pub encrypted: bool,
 }
 
 pub enum Phase {
     Handshake,
-    /// The disk is in use, or is just being taken into use.
+    /// The disk is activated, or is being activated.
     Admitted(Arc<Export>),
     Served {
         export: Arc<Export>,
         wake: SyncSender<()>,
         activity: Arc<Activity>,
     },
-    /// Nothing of it is in flight, nor is the disk in use; for another process.
+    /// No request is in flight and the disk is not in use; another process may take over the
+    /// connection.
     Held(Arc<Export>, Box<HeldState>),
 }
 
-/// What another process needs to go on with a connection, or why it cannot.
+/// What another process needs to take over a connection, or why it cannot.
 pub type HeldState = Result<(Described, Descriptors), String>;
 
 impl Connection {
-    /// End it, now or when it gets there.
+    /// Ends the connection, now or when its thread reaches the next phase.
     pub fn end(&mut self) {
         self.ending = true;
         match &self.phase {
             Phase::Handshake => {
-                // It may be over already.
+                // The handshake may already be over.
                 let socket = self.socket.upgrade();
                 let _ = socket.map(|socket| shutdown(&socket, Shutdown::Both));
             }
             Phase::Admitted(_) | Phase::Held(..) => {}
             Phase::Served { wake, .. } => {
-                // If there is something in the channel, it is awake.
+                // A full channel means that the thread is already awake.
                 let _ = wake.try_send(());
             }
         }
     }
 
-    /// Have it held, if it is served.
+    /// Requests that the connection be held, if it is served.
     pub fn hold(&mut self) {
         if let Phase::Served { wake, activity, .. } = &self.phase {
             activity.hold(true);
@@ -113,7 +114,7 @@ impl Connection {
 }
 
 impl Table {
-    /// Its number.
+    /// Adds a connection and returns its number.
     pub fn add(&mut self, connection: Connection) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -121,8 +122,8 @@ impl Table {
         number
     }
 
-    /// For one more connection in its handshake: if there are too many, the
-    /// oldest of the peer that has the most is ended.
+    /// Makes room for a connection in the handshake. If there are too many, ends the oldest one of
+    /// the peer that has the most.
     pub fn make_room(&mut self) {
         let in_handshake = |c: &&mut Connection| !c.ending && matches!(c.phase, Phase::Handshake);
         let mut peers = BTreeMap::new();
@@ -155,7 +156,7 @@ mod tests {
         for number in 0..MAX_HANDSHAKES as u64 {
             let connection = Connection {
                 name: number.to_string(),
-                // The very oldest is alone.
+                // The oldest connection is its peer's only one.
                 peer: Peer::User(u32::from(number > 0)),
                 since: Instant::now(),
                 socket: Weak::new(),
@@ -171,7 +172,7 @@ mod tests {
         };
         table.make_room();
         assert_eq!(ending(&table), [1]);
-        // It is out of the way already.
+        // Connection 1 is already ending and does not count.
         table.make_room();
         assert_eq!(ending(&table), [1]);
     }

@@ -1,16 +1,16 @@
-//! What TLS needs: certificates, and whether clients must use it.
+//! TLS configuration: certificates, and whether clients must use TLS.
 
 use fathom_tls::{TlsError, server_config};
 use rustls::{ServerConfig, ServerConnection};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Who must use TLS (proto.md, "Server-side requirements").
+/// Which clients must use TLS (proto.md, "Server-side requirements").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Who wants to (SELECTIVETLS, without exports that demand it).
+    /// TLS is optional (SELECTIVETLS, without exports that demand it).
     On,
-    /// All clients (FORCEDTLS).
+    /// All clients must use TLS (FORCEDTLS).
     Require,
 }
 
@@ -22,9 +22,8 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Read the server's certificate (with those that vouch for it behind it)
-    /// and key; with `client_ca`, only clients whose certificate one of these
-    /// has signed may connect. All files are PEM.
+    /// Reads the server's certificate, followed by its intermediate certificates, and its key. With
+    /// `client_ca`, clients need a certificate signed by one of its CAs. All files are PEM.
     pub fn load(
         mode: Mode,
         cert: &Path,
@@ -41,7 +40,7 @@ impl Tls {
         self.mode
     }
 
-    /// For one more connection.
+    /// Creates the TLS session of one connection.
     pub(super) fn session(&self) -> Result<ServerConnection, rustls::Error> {
         ServerConnection::new(self.config.clone())
     }

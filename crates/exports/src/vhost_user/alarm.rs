@@ -1,5 +1,4 @@
-//! How a session learns that its front-end has truncated a file that is
-//! mapped here.
+//! Tells a session that its front-end has truncated a file that is mapped here.
 
 use fathom_sigbus::Spare;
 use fathom_virtio::GuestMemory;
@@ -10,11 +9,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Closes one session, whose connection cannot go on.
+/// Ends one session whose shared memory has become inaccessible.
 pub struct Alarm {
     raised: AtomicBool,
     event: OwnedFd,
-    /// What is poisoned then; for the signal handler.
+    /// Memory that the signal handler poisons.
     memory: AtomicPtr<GuestMemory>,
     /// Keeps `memory` alive.
     kept: Mutex<Option<Arc<GuestMemory>>>,
@@ -32,21 +31,22 @@ impl Alarm {
         })
     }
 
-    /// Poison this memory when the alarm is raised. No other thread may be
-    /// accessing guarded memory of this session during the call: the handler
-    /// might still be using the memory that was set before.
+    /// Sets the memory that is poisoned when the alarm is raised.
+    ///
+    /// During the call, no other thread may access guarded memory of this session: the signal
+    /// handler might still use the previous memory.
     pub fn set_memory(&self, memory: Option<Arc<GuestMemory>>) {
         let pointer = memory.as_ref().map_or(ptr::null(), Arc::as_ptr);
         self.memory.store(pointer.cast_mut(), Ordering::SeqCst);
         *self.kept.lock().unwrap_or_else(|e| e.into_inner()) = memory;
     }
 
-    /// Whether a mapping has been replaced by spare memory.
+    /// Returns true if a mapping has been replaced by spare memory.
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire)
     }
 
-    /// Readable from then on.
+    /// Returns an eventfd that becomes readable when the alarm is raised.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -56,12 +56,12 @@ impl fathom_sigbus::Alarm for Alarm {
     fn raise(&self) {
         self.raised.store(true, Ordering::Release);
         let memory = self.memory.load(Ordering::SeqCst);
-        // SAFETY: null, or kept alive: it is not replaced while a thread that
-        // can be here is accessing guarded memory.
+        // SAFETY: the pointer is null or its target is kept alive: it is not replaced while a
+        // thread that can be here accesses guarded memory.
         if let Some(memory) = unsafe { memory.as_ref() } {
             memory.poison();
         }
-        // An eventfd's counter cannot overflow by ones.
+        // The eventfd's counter cannot overflow, because each call adds 1.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
     fn spare(&self) -> &Spare {

@@ -1,21 +1,20 @@
-//! Which files of a front-end may be mapped.
+//! Checks which files of a front-end may be mapped.
 //!
-//! A worker that touches a page whose file system waits for somebody waits,
-//! too, for as long as that takes, and so does the kernel when this process
-//! is to end. Memory files have nobody to wait for (a userfaultfd of the
-//! front-end's watches over its own mappings, not over ours). FUSE has, and
-//! whoever may start a virtual machine may usually mount that, or an overlay
-//! on it: so nothing is asked of a file system before it is known.
+//! A worker that touches a page waits as long as the page's file system does, and so does the
+//! kernel when this process exits. Memory files never wait: a userfaultfd of the front-end covers
+//! only its own mappings, not ours. FUSE may wait for ever. A user who may start a virtual machine
+//! may usually mount FUSE, or an overlay on it. Therefore the type of a file system is checked
+//! before anything is asked of it.
 //!
-//! A descriptor of a FUSE file that was received must also be closed, and the file system may delay
-//! that close (flush) without limit. Only the session that received the descriptor waits then, and
-//! the end of this process. The administrator can abort the FUSE connection.
+//! A received descriptor of a FUSE file must also be closed, and the file system may delay that
+//! close (flush) without limit. Only the session that received the descriptor, and the exit of this
+//! process, wait for it. The administrator can abort the FUSE connection.
 
 use super::mapping::MapError;
 use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};
 use std::os::fd::BorrowedFd;
 
-/// Those that fetch pages from devices of this machine.
+/// File systems that read pages from local devices only.
 const LOCAL: [&str; 11] = [
     "bcachefs",
     "btrfs",
@@ -30,9 +29,9 @@ const LOCAL: [&str; 11] = [
     "zfs",
 ];
 
-/// Refuse a file whose pages may never come.
+/// Refuses a file whose pages may never become available.
 pub fn check(fd: BorrowedFd<'_>) -> Result<(), MapError> {
-    // Only tmpfs and hugetlbfs know seals, and memory files are of these.
+    // Only tmpfs and hugetlbfs support seals, and memory files are of these types.
     if fcntl_get_seals(fd).is_ok() {
         return Ok(());
     }
@@ -44,7 +43,7 @@ pub fn check(fd: BorrowedFd<'_>) -> Result<(), MapError> {
         })?;
     match FileType::from_raw_mode(stat.stx_mode.into()) {
         FileType::RegularFile => {}
-        // A device (DAX).
+        // A DAX device.
         FileType::CharacterDevice => return Ok(()),
         other => return Err(MapError::NotMemory(other)),
     }
@@ -58,7 +57,7 @@ pub fn check(fd: BorrowedFd<'_>) -> Result<(), MapError> {
     }
 }
 
-/// The type of a mounted file system: proc_pid_mountinfo(5).
+/// Returns the type of a mounted file system (proc_pid_mountinfo(5)).
 fn file_system(mounts: &str, id: u64) -> Option<&str> {
     let id = id.to_string();
     let line = mounts

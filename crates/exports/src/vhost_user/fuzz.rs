@@ -1,5 +1,5 @@
-//! Bodies of fuzz targets: nothing that a front-end sends may do more than
-//! end its connection. Not a public interface.
+//! Bodies of fuzz targets: a front-end can do no more than end its own connection. Not a public
+//! interface.
 
 use super::VhostUser;
 use super::codec::{Header, MAX_FDS, Received, Receiver, Request};
@@ -12,14 +12,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// The bytes of a connection, with as many file descriptors as the first
-/// byte says, through the codec.
+/// Feeds the bytes of a connection to the codec, with as many file descriptors as the first byte
+/// says.
 pub fn codec(data: &[u8]) {
     let Some((count, bytes)) = data.split_first() else {
         return;
     };
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-    // What fits into the socket.
+    // Bytes that fit into the socket.
     let bytes = &bytes[..bytes.len().min(32 << 10)];
     let files: Vec<OwnedFd> = (0..count % (MAX_FDS as u8 + 3)).map(|_| event()).collect();
     send_with(&theirs, bytes, &files);
@@ -32,7 +32,7 @@ pub fn codec(data: &[u8]) {
     }
 }
 
-/// A sequence of messages, most of them nearly right, to a session.
+/// Sends a sequence of messages, most of them nearly valid, to a session.
 pub fn session(export: &VhostUser, data: &[u8]) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     theirs.set_nonblocking(true).expect("a socket");
@@ -48,7 +48,7 @@ pub fn session(export: &VhostUser, data: &[u8]) {
             Ok(Progress::Idle | Progress::More) => {}
             Ok(Progress::Closed) | Err(_) => break,
         }
-        // Replies must not clog the socket.
+        // Replies are drained, so that they do not fill the socket.
         while (&theirs).read(&mut [0; 8192]).is_ok_and(|n| n > 0) {}
     }
 }
@@ -65,7 +65,7 @@ fn send_with(socket: &UnixStream, bytes: &[u8], files: &[OwnedFd]) {
         control.push(SendAncillaryMessage::ScmRights(&fds));
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    // A connection that the other side has closed is fine, too.
+    // The other side may have closed the connection.
     let _ = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags);
 }
 
@@ -76,7 +76,7 @@ const USER_ADDR: u64 = 0x7f00_0000_0000;
 /// Fuzz input, read as instructions.
 struct Script<'a> {
     data: &'a [u8],
-    /// The guest's memory, and whatever else is passed as memory.
+    /// File of the guest's memory, also passed for other kinds of memory.
     memory: OwnedFd,
 }
 
@@ -84,12 +84,12 @@ impl<'a> Script<'a> {
     fn new(data: &'a [u8]) -> Script<'a> {
         let memory = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memory file");
         ftruncate(&memory, MEMORY_SIZE).expect("a memory file");
-        // Rings with something in them.
+        // The input is also the contents of the rings.
         let _ = rustix::io::pwrite(&memory, data, 0);
         Script { data, memory }
     }
 
-    /// Set vring 0 up, so that the rest finds something to disturb.
+    /// Sets up vring 0, so that later messages have something to disturb.
     fn prepare(&self, socket: &UnixStream) {
         let send = |request: u32, words: &[u64], payload: &[u8], files: &[OwnedFd]| {
             let mut payload = payload.to_vec();
@@ -131,7 +131,7 @@ impl<'a> Script<'a> {
         *first
     }
 
-    /// One of the values, or now and then anything.
+    /// Returns one of the values, or sometimes an odd one.
     fn pick<T: Copy>(&mut self, values: &[T], other: impl Fn(u8) -> T) -> T {
         match self.byte() {
             odd @ 0xf8.. => other(odd),
@@ -191,7 +191,7 @@ impl<'a> Script<'a> {
         area
     }
 
-    /// What belongs to a request, more or less.
+    /// Returns a more or less valid payload and files for a request.
     fn payload(&mut self, request: u32) -> (Vec<u8>, Vec<OwnedFd>) {
         let index = |s: &mut Self| s.u32(&[0, 1, 2]).to_vec();
         match request {
@@ -244,7 +244,7 @@ impl<'a> Script<'a> {
 
     fn send_message(&mut self, socket: &UnixStream) {
         let request = match self.byte() {
-            // Truncate the memory, or give it back.
+            // Truncates the memory, or grows it again.
             0xff => {
                 let size = u64::from(self.byte()) << 10;
                 return ftruncate(&self.memory, size).expect("a memory file");
@@ -257,7 +257,7 @@ impl<'a> Script<'a> {
             let len = usize::from(self.byte());
             payload.resize(len, 0x55);
         }
-        // Without an acknowledgement, a refusal ends the session.
+        // Without an acknowledgement, a refused request ends the session.
         let mut header = Header::request(request, payload.len(), !self.byte().is_multiple_of(8));
         if self.byte() >= 0xfc {
             header.flags ^= u32::from(self.byte());

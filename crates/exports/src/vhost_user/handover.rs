@@ -1,14 +1,15 @@
-//! Hands an export over from one process to another. Its front-end may be in the middle of a message.
+//! Hands over an export from one process to another. Its front-end may be in the middle of a
+//! message.
 //!
-//! Both ends are the serving thread's; another thread says when:
+//! Both ends run on the serving thread; another thread triggers the steps:
 //!
 //! ```text
-//! old: freeze ── state ──► ... ── halt ── bases ──► ...      (or it goes on, if nobody wants that)
-//! new:            adopt ──► prepared      activate ──► active      run ──► serving
+//! old: freeze ── state ──► ... ── halt ── bases ──► ...    (or it resumes, if the handover fails)
+//! new:      adopt ──► prepared    activate ──► active    run ──► serving
 //! ```
 //!
-//! While it is frozen an export handles no message and accepts nobody; its queues run until it is
-//! halted. What comes meanwhile waits in the sockets.
+//! While an export is frozen, it handles no messages and accepts no front-ends; these wait in the
+//! sockets. Its queues run until it is halted.
 
 use super::Shared;
 use super::serve::{Connection, serve};
@@ -20,7 +21,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-/// All that a successor needs; numbers of files are those of a list beside it.
+/// Saved state of an export. File numbers are indices into the list of files that accompanies it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ExportState {
     listener: ListenerState,
@@ -28,12 +29,13 @@ pub struct ExportState {
 }
 
 impl ExportState {
-    /// Whether a front-end is connected.
+    /// Returns true if a front-end is connected.
     pub fn is_in_use(&self) -> bool {
         self.connection.is_some()
     }
 
-    /// Whether the front-end is in the middle of a message, which a successor must continue.
+    /// Returns true if the front-end is in the middle of a message, which a successor must
+    /// continue.
     pub fn has_unfinished_message(&self) -> bool {
         let connection = self.connection.as_ref();
         connection
@@ -44,49 +46,49 @@ impl ExportState {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ConnectionState {
     pub(super) socket: usize,
-    /// It has sent something.
+    /// The front-end has sent a message.
     pub(super) spoke: bool,
     pub(super) session: SessionState,
-    /// What has arrived of a message that is not complete.
+    /// The received part of an incomplete message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) unfinished: Option<UnfinishedState>,
 }
 
-/// A serving thread that takes too long, or is no more.
+/// Error for a serving thread that takes too long or has ended.
 const SILENT: &str = "the thread that serves the front-end does not respond";
 
-/// How long a serving thread may take for a message's handling.
+/// Timeout for the serving thread to finish the current message and freeze.
 const FREEZE: Duration = Duration::from_secs(2);
 
 type Described = Result<(ExportState, Descriptors), String>;
 
-/// Asks a serving thread to freeze.
+/// Request to a serving thread to freeze.
 pub(super) struct Freeze {
     reply: SyncSender<Described>,
     orders: Receiver<Order>,
 }
 
 enum Order {
-    /// Stop the queues, too; where they are is told.
+    /// Stop the queues as well, and reply with their positions.
     Halt(SyncSender<Halted>),
-    /// Nobody takes it: go on, and tell.
+    /// The handover has failed: resume, and reply.
     GoOn(SyncSender<()>),
-    /// Another export of this process goes on with it.
+    /// Another export of this process takes over the session.
     LetGo,
 }
 
-/// What becomes of an export that was asked to freeze.
+/// Result of a freeze for the serving thread.
 pub(super) enum Attended {
     GoesOn,
-    /// It is another one's: nothing of it may be touched.
+    /// Another export has taken over the session; none of it may be touched.
     Gone,
 }
 
 type Halted = Result<Vec<u16>, String>;
 
-/// A frozen export; it goes on as it was when this is dropped.
+/// A frozen export. Dropping it resumes the export.
 pub struct Frozen {
-    /// To be taken, with its files.
+    /// The state to hand over, with its files.
     pub state: Option<ExportState>,
     pub descriptors: Descriptors,
     orders: Sender<Order>,
@@ -109,36 +111,37 @@ impl Frozen {
         })
     }
 
-    /// Stop the queues and let go of the disk; does not wait for it.
+    /// Starts to stop the queues and to release the disk; does not wait for it.
     pub fn begin_halt(&self) -> Halting {
         let (reply, bases) = sync_channel(1);
         let _ = self.orders.send(Order::Halt(reply));
         Halting(bases)
     }
 
-    /// Nobody has taken it; does not wait for it.
+    /// Resumes the export, since nobody has taken it over; does not wait for it.
     pub fn go_on(self) -> GoingOn {
         let (reply, done) = sync_channel(1);
         let _ = self.orders.send(Order::GoOn(reply));
         GoingOn(done)
     }
 
-    /// Another export of this process goes on with it; this one serves nobody any more.
+    /// Gives up the session to another export of this process; this export serves nobody any more.
     pub fn let_go(self) {
         let _ = self.orders.send(Order::LetGo);
     }
 
-    /// It is another process's for good: this one is about to end.
+    /// Leaves the export frozen for good, since another process has taken over and this one is
+    /// about to exit.
     pub fn leave(self) {
         std::mem::forget(self.orders);
     }
 }
 
-/// An export that was frozen.
+/// An export that is resuming.
 pub struct GoingOn(Receiver<()>);
 
 impl GoingOn {
-    /// Until it is as it was, or so long.
+    /// Waits until the export has resumed, but at most for `patience`.
     pub fn wait(self, patience: Duration) {
         let _ = self.0.recv_timeout(patience);
     }
@@ -148,7 +151,10 @@ impl GoingOn {
 pub struct Halting(Receiver<Halted>);
 
 impl Halting {
-    /// Where they are; an error if they are not stopped by `deadline`, or the disk cannot be closed.
+    /// Returns the positions of the stopped queues.
+    ///
+    /// # Errors
+    /// The queues are not stopped by `deadline`, or the disk cannot be closed.
     pub fn wait(self, deadline: Instant) -> Result<Vec<u16>, String> {
         let left = deadline.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left).map_err(|error| match error {
@@ -158,7 +164,8 @@ impl Halting {
     }
 }
 
-/// The serving thread was asked to freeze. On an error the connection cannot go on.
+/// Handles a request to freeze, on the serving thread. After an error the connection must be
+/// closed.
 pub(super) fn attend(
     shared: &Shared,
     listener: &Listener,
@@ -215,7 +222,7 @@ fn describe(listener: &Listener, connection: Option<&Connection<'_>>) -> Describ
     Ok((state, descriptors))
 }
 
-/// What an export takes over.
+/// What an export takes over from its predecessor.
 pub struct Arrival {
     state: ExportState,
     descriptors: Descriptors,
@@ -228,14 +235,15 @@ enum Step {
     Run,
 }
 
-/// An export that is taking over; it ends if this is dropped before it runs.
+/// An export that is taking over. If this is dropped before [`Arriving::run`], the export ends.
 pub struct Arriving {
     steps: Sender<Step>,
     done: Receiver<Result<(), String>>,
 }
 
-/// The two ends of a taking over: for [`VhostUser::serve_on`](super::VhostUser::serve_on), and for
-/// who says when.
+/// Creates the two ends of a take-over: one for
+/// [`VhostUser::serve_on`](super::VhostUser::serve_on), and one for the thread that triggers the
+/// steps.
 pub fn arrival(state: ExportState, descriptors: Descriptors) -> (Arriving, Arrival) {
     let (steps, receiver) = channel();
     let (reply, done) = sync_channel(1);
@@ -249,23 +257,24 @@ pub fn arrival(state: ExportState, descriptors: Descriptors) -> (Arriving, Arriv
 }
 
 impl Arriving {
-    /// Wait for the end of what was asked last; first of all, of looking at what there is.
+    /// Waits for the end of the last step; the first step is the adoption of the state.
     pub fn wait(&self) -> Result<(), String> {
         self.done.recv().map_err(|_| SILENT.to_owned())?
     }
 
-    /// The predecessor has stopped its queues there. Take the disk into use; does not wait for it.
+    /// Starts to activate the disk, after the predecessor has stopped its queues at `bases`; does
+    /// not wait for it.
     pub fn begin_to_activate(&self, bases: Vec<u16>) {
         let _ = self.steps.send(Step::Activate(bases));
     }
 
-    /// The predecessor will not go on any more: serve.
+    /// Starts serving, after the predecessor can no longer resume.
     pub fn run(&self) {
         let _ = self.steps.send(Step::Run);
     }
 }
 
-/// See [`VhostUser::serve_on`](super::VhostUser::serve_on).
+/// Implements [`VhostUser::serve_on`](super::VhostUser::serve_on).
 pub(super) fn serve_on(shared: &Shared, arrival: Arrival) -> io::Result<()> {
     let Arrival {
         state,
@@ -294,7 +303,7 @@ pub(super) fn serve_on(shared: &Shared, arrival: Arrival) -> io::Result<()> {
             }
             (Ok(Step::Activate(_)), None) => drop(done.send(Ok(()))),
             (Ok(Step::Run), _) => break,
-            // Its predecessor goes on.
+            // The predecessor resumes.
             (Err(_), _) => return Ok(()),
         }
     }

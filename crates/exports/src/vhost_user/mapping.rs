@@ -1,5 +1,4 @@
-//! Shared memory of the front-end: guest memory, the dirty log, the area of
-//! requests in flight.
+//! Maps shared memory of the front-end: guest memory, the dirty log, and the in-flight area.
 
 use super::alarm::Alarm;
 use super::backing;
@@ -13,8 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// statfs(2)'s number of hugetlbfs, whose mappings are in units of its block
-/// size.
+/// File-system type of hugetlbfs in statfs(2). Its mappings are multiples of its block size.
 const HUGETLBFS_MAGIC: i64 = 0x958458f6;
 
 /// Why a file descriptor of the front-end cannot be mapped.
@@ -42,30 +40,30 @@ pub enum MapError {
     },
 }
 
-/// A range of a front-end's file, mapped shared, readable and writable. The
-/// file may shrink later: see [`fathom_sigbus`].
+/// A range of a front-end's file, mapped shared, readable and writable. The file may shrink later:
+/// see [`fathom_sigbus`].
 pub struct Mapping {
-    /// Before `base` and `map_len` go.
+    /// Removed before the range is unmapped.
     guard: Option<Guarded>,
     base: NonNull<u8>,
     map_len: usize,
-    /// Where the range starts in the mapping, which starts at a page.
+    /// Offset of the range in the mapping, which starts at a page.
     delta: usize,
     len: usize,
-    /// For a successor of this process.
+    /// The mapped file, for a successor of this process.
     file: OwnedFd,
     offset: u64,
-    /// After all of it has gone.
+    /// Released after everything else.
     _taken: Taken,
 }
 
-// SAFETY: it is an address range without affinity to a thread.
+// SAFETY: a mapping is an address range without affinity to a thread.
 unsafe impl Send for Mapping {}
-// SAFETY: it gives out only a pointer; who uses that synchronises.
+// SAFETY: a mapping only hands out a pointer; its users synchronise.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Map `len` bytes of `fd` from `offset`, at the expense of `share`.
+    /// Maps `len` bytes of `file` from `offset`, and counts them against `share`.
     pub fn new(
         file: OwnedFd,
         offset: u64,
@@ -85,7 +83,7 @@ impl Mapping {
             return Err(overflow);
         };
         let taken = share.take(map_len as u64)?;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: this is a new mapping at an address that the kernel chooses.
         let base = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -111,8 +109,8 @@ impl Mapping {
             offset,
             _taken: taken,
         };
-        // A core dump of this process is no place for a guest's memory.
-        // SAFETY: advice on a range that is ours; it changes no contents.
+        // Core dumps of this process must not contain the guest's memory.
+        // SAFETY: the advice applies to our own range and does not change contents.
         let _ = unsafe { madvise(base, map_len, Advice::LinuxDontDump) };
         let guard = Guarded::new(base.cast(), map_len, page_size as usize, alarm).map_err(|e| {
             MapError::Io {
@@ -124,18 +122,18 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The first byte; the range stays mapped as long as `self`.
+    /// Returns the address of the first byte; the range stays mapped as long as `self`.
     pub fn ptr(&self) -> NonNull<u8> {
-        // SAFETY: `delta` is within the mapping.
+        // SAFETY: `delta` lies within the mapping.
         unsafe { self.base.add(self.delta) }
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// What is mapped: a file, from this offset on.
+    /// Returns the mapped file and the offset of the range.
     pub fn file(&self) -> (BorrowedFd<'_>, u64) {
         (self.file.as_fd(), self.offset)
     }
@@ -144,14 +142,13 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: `new` mapped exactly this range, and whoever uses pointers
-        // into it holds `self`.
+        // SAFETY: `new` mapped exactly this range, and all users of pointers into it hold `self`.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.map_len) };
     }
 }
 
-/// Refuse what can be told to be wrong before it is mapped. The unit in which
-/// the file can be mapped, in bytes.
+/// Checks a file and a range before they are mapped. Returns the page size of mappings of this file
+/// in bytes.
 fn check_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, MapError> {
     if len == 0 {
         return Err(MapError::Empty);
@@ -170,7 +167,7 @@ fn check_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, MapError
             len,
             file: stat.st_size as u64,
         }),
-        // A device (DAX) knows its size itself.
+        // A DAX device checks the range itself.
         FileType::RegularFile | FileType::CharacterDevice => Ok(page_size(fd)),
         other => Err(MapError::NotMemory(other)),
     }

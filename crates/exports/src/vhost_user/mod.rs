@@ -1,15 +1,15 @@
-//! A disk for virtual machines: a vhost-user-blk back-end.
+//! A vhost-user-blk back-end: serves a disk to virtual machines.
 //!
-//! One [`VhostUser`] serves one disk at one socket, to one front-end (QEMU,
-//! cloud-hypervisor, ...) at a time. The thread in [`VhostUser::serve`] speaks
-//! the protocol; requests never pass through it: each running virtqueue is a
-//! [`Source`](fathom_core::Source) of one of the disk's workers.
+//! One [`VhostUser`] serves one disk on one socket, to one front-end (QEMU, cloud-hypervisor, ...)
+//! at a time. The thread in [`VhostUser::serve`] handles the protocol. Requests do not pass through
+//! that thread: each running virtqueue is a [`Source`](fathom_core::Source) of one of the disk's
+//! workers.
 //!
-//! - `codec` turns bytes and file descriptors into typed requests,
-//! - `session` is what one connection has set up, by concern,
-//! - `serve` accepts, waits and dispatches,
-//! - `handover` takes all of it to another process,
-//! - `mapping`, `backing` and `alarm` hold the front-end's memory, `share` bounds it.
+//! - `codec` parses bytes and file descriptors into typed requests,
+//! - `session` holds the state of one connection,
+//! - `serve` accepts front-ends, waits and dispatches,
+//! - `handover` hands over an export to another process,
+//! - `mapping`, `backing` and `alarm` manage the front-end's memory; `share` limits it.
 //!
 //! "vhost-user" in comments is QEMU's docs/interop/vhost-user.rst.
 
@@ -37,19 +37,17 @@ use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How to present the disk.
+/// How the disk is presented to the guest.
 #[derive(Clone)]
 pub struct Options {
-    /// The most virtqueues that a front-end may use: a ceiling, not a
-    /// promise; 1 to 256. QEMU refuses a back-end with fewer than it has
-    /// vCPUs (unless told otherwise).
+    /// Maximum number of virtqueues that a front-end may use, 1 to 256. QEMU by default uses one
+    /// per vCPU, and refuses a back-end that supports fewer.
     pub max_queues: u16,
-    /// What the guest sees as the disk's serial; at most 20 bytes count.
+    /// Serial of the disk in the guest; at most 20 bytes are used.
     pub serial: String,
-    /// For what watches or disturbs queues from outside.
+    /// Wraps queues to observe or disturb them.
     pub wrap: Option<WrapSource>,
-    /// How long a front-end may take for the rest of a message; and for its
-    /// first one, when another waits to be served.
+    /// Timeout for the rest of a message, and for the first message when another front-end waits.
     pub patience: Duration,
     pub watch: Option<Watch>,
 }
@@ -66,16 +64,16 @@ impl Default for Options {
     }
 }
 
-/// What a [`VhostUser`] is doing.
+/// State of a [`VhostUser`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// The front-end's process, if one is connected (0: not visible from
-    /// this PID namespace).
+    /// Process id of the connected front-end; 0 if the process is not visible from this PID
+    /// namespace.
     pub peer_pid: Option<i32>,
-    /// Virtqueues that workers are serving.
+    /// Number of virtqueues that workers are serving.
     pub queues_running: usize,
-    /// The front-end keeps an area for requests in flight, in which there is no room for what the disk wants to be
-    /// kept.
+    /// The front-end keeps an in-flight area, but the area has no room for the state that the disk
+    /// wants to save.
     pub keeps_nothing: bool,
 }
 
@@ -84,7 +82,7 @@ pub struct VhostUser {
     shared: Shared,
 }
 
-/// What outlives a connection.
+/// State that outlives a connection.
 struct Shared {
     disk: Arc<dyn Disk>,
     device: Arc<BlkDevice>,
@@ -95,18 +93,18 @@ struct Shared {
     watch: Option<Watch>,
     stop: Signal,
     config_change: Signal,
-    /// See `freeze`.
+    /// Raised when `freeze` is set.
     handover: Signal,
     freeze: Mutex<Option<Freeze>>,
     status: Mutex<Status>,
-    /// The last front-end's process.
+    /// Process id of the last front-end.
     last_pid: AtomicI32,
-    /// Of this process's address space.
+    /// This export's share of the process's address space.
     share: Arc<Share>,
 }
 
 impl Shared {
-    /// Who wants the serving thread to stand still.
+    /// Locks the pending request to freeze.
     fn freeze(&self) -> std::sync::MutexGuard<'_, Option<Freeze>> {
         self.freeze.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -117,7 +115,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// A front-end comes or goes.
+    /// Notifies the watcher that a front-end has connected or disconnected.
     fn tell(&self, visit: Visit, pid: i32) {
         if let Some(watch) = &self.watch {
             watch(visit, &format!("process {pid}"));
@@ -126,8 +124,14 @@ impl Shared {
 }
 
 impl VhostUser {
-    /// Export `disk`, whose workers are `workers` (at least one): queue i is
-    /// served by worker i modulo their number.
+    /// Creates an export of `disk`. Queue i is served by worker i modulo the number of `workers`,
+    /// of which there must be at least one.
+    ///
+    /// # Errors
+    /// InvalidInput if `max_queues` is not from 1 to 256, or an error of eventfd(2).
+    ///
+    /// # Panics
+    /// Panics if `workers` is empty.
     pub fn new(
         disk: Arc<dyn Disk>,
         workers: Arc<[WorkerHandle]>,
@@ -159,38 +163,41 @@ impl VhostUser {
         })
     }
 
-    /// Serve one front-end after the other, on this thread, until
-    /// [`VhostUser::stop`]. Then, as whenever a front-end goes, all queues
-    /// are drained and its memory is unmapped. An error of one connection
-    /// ends that connection and is logged; only an error of the listening
-    /// socket or of poll(2) ends serving.
+    /// Serves one front-end after the other on this thread, until [`VhostUser::stop`].
+    ///
+    /// Whenever a front-end disconnects, and at the end, all queues are drained and its memory is
+    /// unmapped. An error of a connection ends that connection and is logged.
+    ///
+    /// # Errors
+    /// An error of the listening socket or of poll(2).
     pub fn serve(&self, listener: &Listener) -> io::Result<()> {
         serve::serve(&self.shared, listener, None)
     }
 
-    /// Like [`VhostUser::serve`], from where a predecessor has stopped.
+    /// Like [`VhostUser::serve`], but continues where a predecessor has stopped.
     pub fn serve_on(&self, arrival: Arrival) -> io::Result<()> {
         handover::serve_on(&self.shared, arrival)
     }
 
-    /// Stops reading from the front-end and accepting others until what this returns is dropped. The
-    /// front-end may be in the middle of a message. Queues run meanwhile. The error is for the user.
+    /// Stops reading from the front-end and accepting others until the returned value is dropped.
+    /// Queues keep running. The front-end may be in the middle of a message. The error is for the
+    /// user.
     pub fn freeze(&self) -> Result<Frozen, String> {
         Frozen::new(&self.shared)
     }
 
-    /// Make `serve` return, now and from now on. From any thread.
+    /// Makes `serve` return, now and in later calls. Callable from any thread.
     pub fn stop(&self) {
         self.shared.stop.raise();
     }
 
-    /// Tell the front-end that the configuration space has changed, after
-    /// changing [`VhostUser::device`] (its size). From any thread.
+    /// Tells the front-end that the configuration space has changed, after a change of
+    /// [`VhostUser::device`] such as its size. Callable from any thread.
     pub fn config_changed(&self) {
         self.shared.config_change.raise();
     }
 
-    /// What the guest sees.
+    /// Returns the device that the guest sees.
     pub fn device(&self) -> &Arc<BlkDevice> {
         &self.shared.device
     }

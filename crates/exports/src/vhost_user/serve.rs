@@ -1,4 +1,4 @@
-//! The control thread: accepts front-ends and dispatches their messages.
+//! The serving thread: accepts front-ends and dispatches their messages.
 
 use super::Shared;
 use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, name, send};
@@ -15,17 +15,16 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Messages handled in one go before looking at anything else.
+/// Maximum number of messages handled before the other events are checked.
 const BATCH: usize = 64;
 
-/// How long the listener is left alone after accept(2) has failed for want
-/// of resources.
+/// Time without accepting front-ends after accept(2) failed for lack of resources.
 const ACCEPT_PAUSE: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
-/// See [`super::VhostUser::serve`].
+/// Implements [`super::VhostUser::serve`].
 pub fn serve<'a>(
     shared: &'a Shared,
     listener: &Listener,
@@ -36,7 +35,7 @@ pub fn serve<'a>(
     loop {
         let ready = wait(shared, listener, connection.as_ref(), pause_accept)?;
         if ready.stop {
-            // Before the connection ends: its front-end would come again at once.
+            // Unbound before the connection ends, since its front-end would reconnect at once.
             listener.unbind();
             return Ok(());
         }
@@ -54,7 +53,7 @@ pub fn serve<'a>(
         } else if ready.config {
             shared.config_change.lower();
         }
-        // Whether or not the front-end has sent more: what it has sent waits in the socket.
+        // Handled even if the front-end has sent more, which waits in the socket.
         if ready.handover {
             match attend(shared, listener, connection.as_mut()) {
                 Ok(Attended::GoesOn) => {}
@@ -69,8 +68,8 @@ pub fn serve<'a>(
             }
         }
         pause_accept = false;
-        // Only when everything that the present front-end sent is handled,
-        // its end included: its successor may be here already.
+        // Accept only when everything from the present front-end has been handled, including its
+        // disconnection: the next front-end may already be waiting.
         if ready.listener && idle {
             pause_accept = !accept(shared, listener, &mut connection)?;
         }
@@ -88,7 +87,7 @@ fn wait_for_stop(shared: &Shared) -> io::Result<()> {
     }
 }
 
-/// What poll(2) has found.
+/// Result of poll(2).
 #[derive(Default)]
 struct Ready {
     stop: bool,
@@ -107,8 +106,8 @@ fn wait(
     pause_accept: bool,
 ) -> io::Result<Ready> {
     let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-    // Who comes while it is not known whether the present front-end will ever
-    // say something waits in the listener's queue.
+    // Until the present front-end has sent something or timed out, other front-ends wait in the
+    // listener's queue.
     let on_trial = connection.is_some_and(Connection::is_on_trial);
     let accept = match pause_accept || on_trial {
         true => PollFlags::empty(),
@@ -146,8 +145,8 @@ fn wait(
     })
 }
 
-/// Accept a front-end, or refuse it if there is one. False if that failed
-/// for want of resources.
+/// Accepts a front-end, or refuses it if another one is connected. Returns false if resources are
+/// lacking.
 fn accept<'a>(
     shared: &'a Shared,
     listener: &Listener,
@@ -191,13 +190,12 @@ fn accept<'a>(
     Ok(true)
 }
 
-/// Let the front-end wait for as long as the disk wants, unless serving is to
-/// end.
+/// Waits for as long as the disk's connect delay demands, unless serving must end.
 fn delay(shared: &Shared) {
     let delay = shared.disk.connect_delay();
     if !delay.is_zero() {
         let delay = Timespec::try_from(delay).expect("a day at most");
-        // Whatever ends it early is seen by `wait`.
+        // `wait` handles whatever ends the delay early.
         let _ = poll(
             &mut [PollFd::new(&shared.stop, PollFlags::IN)],
             Some(&delay),
@@ -209,7 +207,7 @@ fn peer_pid(socket: &UnixStream) -> i32 {
     socket_peercred(socket).map_or(0, |cred| cred.pid.as_raw_pid())
 }
 
-/// One front-end.
+/// The connection of one front-end.
 pub struct Connection<'a> {
     pid: i32,
     socket: UnixStream,
@@ -217,16 +215,16 @@ pub struct Connection<'a> {
     pub(super) session: Session<'a>,
     shared: &'a Shared,
     owes: Owes,
-    /// Another export has it.
+    /// Another export has taken over the session.
     is_gone: bool,
 }
 
-/// What a front-end has not sent, and since when.
+/// What a front-end still has to send, and since when.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owes {
     Nothing,
-    /// Its first message. It may need time: QEMU connects before the guest's
-    /// device is plugged in. But it may as well be none that ever speaks.
+    /// Its first message. QEMU may need time, since it connects before the guest's device is
+    /// plugged in; another program may never send anything.
     First(Instant),
     /// The rest of a message.
     Rest(Instant),
@@ -238,7 +236,7 @@ pub enum Progress {
     Closed,
 }
 
-/// Why a connection is closed from this side.
+/// Why this side closes a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum CloseError {
     #[error(transparent)]
@@ -276,7 +274,7 @@ impl<'a> Connection<'a> {
         })
     }
 
-    /// For a successor. The error is for the user.
+    /// Describes the connection for a successor. The error is for the user.
     pub(super) fn describe(
         &self,
         descriptors: &mut Descriptors,
@@ -290,7 +288,7 @@ impl<'a> Connection<'a> {
         })
     }
 
-    /// A predecessor's, of which no queue runs yet.
+    /// Takes over a predecessor's connection. None of its queues run yet.
     pub(super) fn adopt(
         shared: &'a Shared,
         state: ConnectionState,
@@ -311,17 +309,17 @@ impl<'a> Connection<'a> {
         Ok(connection)
     }
 
-    /// Nothing was heard of it for longer than others should wait.
+    /// Returns true if the front-end has sent nothing for the whole timeout.
     fn is_silent(&self) -> bool {
         matches!(self.owes, Owes::First(since) if since.elapsed() >= self.shared.patience)
     }
 
-    /// Nothing was heard of it yet.
+    /// Returns true if the front-end has sent nothing, but may still do so in time.
     fn is_on_trial(&self) -> bool {
         matches!(self.owes, Owes::First(_)) && !self.is_silent()
     }
 
-    /// How long to wait for what it owes.
+    /// Returns the time left for what the front-end has to send.
     fn patience(&self) -> Option<Duration> {
         match self.owes {
             Owes::Nothing => None,
@@ -349,7 +347,7 @@ impl<'a> Connection<'a> {
         self.handle_messages()
     }
 
-    /// Handle what has arrived.
+    /// Handles the messages that have arrived.
     pub fn handle_messages(&mut self) -> Result<Progress, CloseError> {
         for _ in 0..BATCH {
             match self.receiver.receive(&self.socket)? {
@@ -367,7 +365,7 @@ impl<'a> Connection<'a> {
         Ok(Progress::More)
     }
 
-    /// All that has arrived is handled.
+    /// Updates the timeout of an incomplete message, after all received bytes have been handled.
     fn wait_for_more(&mut self) -> Result<Progress, CloseError> {
         match self.owes {
             _ if self.receiver.is_idle() => {}
@@ -380,11 +378,11 @@ impl<'a> Connection<'a> {
         Ok(Progress::Idle)
     }
 
-    /// Handle one message and answer it as it asks to be.
+    /// Handles one message and sends the reply that it asks for.
     fn handle(&mut self, frame: Frame) -> Result<(), CloseError> {
         let header = frame.header;
         let outcome = self.session.handle(frame);
-        // Even if it was the message that negotiated acknowledgements.
+        // Checked after handling, since the message may itself negotiate acknowledgements.
         let acks = self.session.acknowledges(header);
         match outcome {
             Ok(Reply::Ack) if acks => self.acknowledge(header, true),
@@ -401,7 +399,7 @@ impl<'a> Connection<'a> {
             }
             Err(Fault::Refused(problem) | Fault::Fatal(problem)) => {
                 if acks {
-                    // It is closed in any case.
+                    // The connection is closed in any case.
                     let _ = self.acknowledge(header, false);
                 }
                 let name = name(header.request);
@@ -410,7 +408,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// vhost-user, REPLY_ACK: 0 is success.
+    /// Sends an acknowledgement (vhost-user, REPLY_ACK): 0 means success.
     fn acknowledge(&self, request: Header, success: bool) -> Result<(), CloseError> {
         let value = u64::from(!success).to_ne_bytes();
         let reply = Header::reply(request.request, value.len());

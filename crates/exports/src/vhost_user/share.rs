@@ -1,31 +1,29 @@
-//! How much of this process's address space a front-end may take.
+//! Limits how much of this process's address space a front-end may use.
 //!
-//! A mapping costs a front-end nothing: a sparse file may be of any size, and
-//! memory may be in any number of pieces. A process whose addresses or
-//! mappings (vm.max_map_count) are used up can no longer allocate anything,
-//! for any of its disks. So all front-ends together leave it some, and each
-//! has a share by which it cannot keep the others out.
+//! A mapping costs a front-end nothing: a sparse file may have any size, and memory may consist of
+//! any number of pieces. A process that runs out of addresses or mappings (vm.max_map_count) can no
+//! longer allocate anything, for any of its disks. Therefore all front-ends together leave some of
+//! both to the process. Each front-end also has a share, so that it cannot exhaust what the others
+//! need.
 
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Memory regions of one front-end at once; QEMU never has more than 509
-/// memory slots to give.
+/// Maximum number of memory regions of one front-end; QEMU has at most 509 memory slots.
 const MAX_SLOTS: usize = 509;
 
-/// As many as a front-end has that cannot do without; what all of them must
-/// be able to get.
+/// Minimum number of memory regions that every front-end can have.
 const MIN_SLOTS: usize = 8;
 
-/// Mappings beside memory regions: the dirty log and the area of requests in
-/// flight, each with the one that replaces it.
+/// Number of mappings besides memory regions: the dirty log and the in-flight area, each with its
+/// replacement.
 const OTHERS: usize = 4;
 
-/// The kernel's default, vm.max_map_count.
+/// The kernel's default of vm.max_map_count.
 const DEFAULT_MAP_COUNT: usize = 65_530;
 
-/// Why a front-end gets no more.
+/// Why a mapping is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     #[error(
@@ -44,7 +42,7 @@ pub enum ShareError {
     All,
 }
 
-/// What mappings take.
+/// An amount of mapped memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Amount {
     bytes: u64,
@@ -71,7 +69,7 @@ impl Amount {
     }
 }
 
-/// This process's front-ends.
+/// Totals of all front-ends of this process.
 struct All {
     shares: usize,
     taken: Amount,
@@ -89,20 +87,20 @@ fn all() -> MutexGuard<'static, All> {
     ALL.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// What this process and this machine have.
+/// Limits of this process and this machine.
 #[derive(Clone, Copy, Debug)]
 struct Host {
-    /// Bytes that can be mapped.
+    /// Number of bytes that can be mapped.
     address_space: u64,
-    /// vm.max_map_count.
+    /// Maximum number of mappings (vm.max_map_count).
     map_count: usize,
-    /// Bytes of memory and swap space.
+    /// Memory and swap space in bytes.
     memory: u64,
 }
 
 impl Host {
     fn find() -> Host {
-        // Stacks are at the end of what can be addressed, or half way to it.
+        // Stacks lie at the end of the address space, or half way to it.
         let here = 0u8;
         let addresses = (&raw const here).addr().checked_next_power_of_two();
         let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
@@ -116,8 +114,10 @@ impl Host {
         }
     }
 
-    /// For all front-ends. A guarded mapping becomes two when its file is
-    /// truncated; half of the mappings are the process's own.
+    /// Returns the limit of all front-ends together.
+    ///
+    /// A guarded mapping becomes two when its file is truncated; half of the mappings are reserved
+    /// for the process itself.
     fn for_all(&self) -> Amount {
         Amount {
             bytes: self.address_space / 4 * 3,
@@ -125,15 +125,17 @@ impl Host {
         }
     }
 
-    /// Memory regions that each of `shares` front-ends may have.
+    /// Returns the number of memory regions that each of `shares` front-ends may have.
     fn slots(&self, shares: usize) -> usize {
         let each = self.for_all().mappings / shares.max(1);
         (each.saturating_sub(OTHERS) / 2).clamp(MIN_SLOTS, MAX_SLOTS)
     }
 
-    /// For each of `shares` front-ends: an equal part of what is for all, or
-    /// what guests on this host can have if that is more. Twice, as a table of
-    /// memory regions replaces another one that is still mapped.
+    /// Returns the limit of each of `shares` front-ends.
+    ///
+    /// The bytes are an equal part of the total, or twice the memory of this host if that is more.
+    /// Memory and slots count twice, because a new table of regions is mapped before the old one is
+    /// unmapped.
     fn for_each(&self, shares: usize) -> Amount {
         let equal = self.for_all().bytes / shares.max(1) as u64;
         Amount {
@@ -143,14 +145,14 @@ impl Host {
     }
 }
 
-/// The part of the address space that is for one disk's front-end.
+/// The part of the address space for one disk's front-end.
 pub struct Share {
     host: Host,
     taken: Mutex<Amount>,
 }
 
 impl Share {
-    /// The share of a front-end more.
+    /// Registers another front-end.
     pub fn new() -> Arc<Share> {
         all().shares += 1;
         Arc::new(Share {
@@ -159,12 +161,12 @@ impl Share {
         })
     }
 
-    /// Memory regions that the front-end may have at once.
+    /// Returns the number of memory regions that the front-end may have at once.
     pub fn slots(&self) -> usize {
         self.host.slots(all().shares)
     }
 
-    /// Have one mapping of `bytes` counted.
+    /// Counts a mapping of `bytes` against the share and the total.
     pub fn take(self: &Arc<Share>, bytes: u64) -> Result<Taken, ShareError> {
         let mut all = all();
         let mut own = self.taken.lock().unwrap_or_else(|e| e.into_inner());
@@ -196,7 +198,7 @@ impl Drop for Share {
     }
 }
 
-/// One mapping as it is counted. Drop it after unmapping.
+/// A counted mapping. Must be dropped after unmapping.
 pub struct Taken {
     share: Arc<Share>,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! Ends: of a ring, of a connection, of serving; and what comes after them.
+//! Tests of how rings, connections and serving end, and how they start again.
 
 use crate::support::guest::{
     DATA, IN, Memory, OUT, QUEUE_SIZE, Queue, eventually, negotiate, negotiate_features,
@@ -40,7 +40,7 @@ fn get_vring_base_waits_for_everything_in_flight() {
     served.disk.release();
     assert_eq!(stopper.join().unwrap(), 8);
     assert_eq!(queues[0].used(), 8);
-    // The other queue is not bothered; this one's memory is not touched.
+    // The other queue still runs, and the stopped queue's memory is not accessed.
     let before = memory.contents();
     queues[0].offer(8, IN, 1, DATA, 512);
     queues[0].kick();
@@ -60,7 +60,7 @@ fn a_disconnected_front_end_leaves_nothing_behind() {
     let (memory, frontend, mut queue) = served.guest();
     served.hold_a_read(&mut queue, 4);
     drop(frontend);
-    // The next one need not wait for that to be noticed.
+    // The next front-end need not wait until the disconnection has been noticed.
     let mut frontend = served.connect();
     served.disk.release();
     negotiate(&mut frontend, &memory);
@@ -134,7 +134,7 @@ fn a_full_interrupt_does_not_hold_up_a_drain() {
     let mut frontend = served.connect();
     negotiate(&mut frontend, &memory);
     let mut queue = Queue::new(&memory, 0);
-    // Blocks its writer when full.
+    // A write blocks when this eventfd is full.
     queue.call = EventFd::new(0).unwrap();
     queue.call.write(u64::MAX - 1).unwrap();
     queue.start(&mut frontend, 0);
@@ -142,7 +142,7 @@ fn a_full_interrupt_does_not_hold_up_a_drain() {
     queue.kick();
     queue.wait();
     assert_eq!(frontend.get_vring_base(0).unwrap(), 1);
-    // A queue that starts with something in its used ring interrupts, too.
+    // A queue that starts with entries in its used ring also interrupts.
     queue.call = EventFd::new(0).unwrap();
     queue.call.write(u64::MAX - 1).unwrap();
     queue.start(&mut frontend, 1);
@@ -155,14 +155,14 @@ fn a_full_interrupt_holds_up_nobody_else_at_its_worker() {
     let served = Served::new();
     let (_memory, mut frontend, mut other) = served.guest();
     let memory = other.memory.clone();
-    // Of two workers the same one.
+    // A queue of the same worker, of which there are two.
     let mut queue = Queue::new(&memory, 2);
     let broken = EventFd::new(EFD_NONBLOCK).unwrap();
     queue.call = EventFd::new(0).unwrap();
     queue.describe(&frontend, 0);
     frontend.set_vring_err(2, &broken).unwrap();
     queue.start(&mut frontend, 0);
-    // It was signalled each time it was set. The next signal waits.
+    // Each SET_VRING_CALL has signalled the eventfd. The next signal would block.
     queue.call.read().unwrap();
     queue.call.write(u64::MAX - 1).unwrap();
     for slot in 0..8 {
@@ -170,7 +170,7 @@ fn a_full_interrupt_holds_up_nobody_else_at_its_worker() {
         queue.kick();
         other.check_read(slot, 1);
     }
-    // It is told so, and may try again.
+    // The front-end learns of the error and may start the queue again.
     eventually("the queue is broken", || broken.read().is_ok());
     assert!(frontend.get_vring_base(2).unwrap() >= 1);
     queue.call = EventFd::new(EFD_NONBLOCK).unwrap();
@@ -183,7 +183,7 @@ fn a_full_interrupt_holds_up_nobody_else_at_its_worker() {
 fn who_says_nothing_gives_way_and_half_a_message_is_not_waited_for() {
     let patience = Duration::from_millis(300);
     let served = Served::with_patience(patience);
-    // Alone, it may take its time.
+    // Without other front-ends, a silent one may take its time.
     let mut silent = Raw::connect(&served.path);
     eventually("it is let in", || served.export.status().peer_pid.is_some());
     std::thread::sleep(2 * patience);
@@ -191,14 +191,14 @@ fn who_says_nothing_gives_way_and_half_a_message_is_not_waited_for() {
     let nothing = silent.0.read(&mut [0]).unwrap_err();
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
     silent.0.set_nonblocking(false).unwrap();
-    // Each of them waits for its turn and gets it.
+    // Each waiting front-end gets its turn.
     let crowd: Vec<_> = (0..3).map(|_| Raw::connect(&served.path)).collect();
     let mut talks = Raw::connect(&served.path);
     assert_eq!(talks.request(1, &[]).len(), 8);
     for mut silent in std::iter::once(silent).chain(crowd) {
         assert!(silent.is_closed());
     }
-    // Who has said something stays; who stops half-way does not.
+    // A front-end that has sent a message stays; one that stops within a message does not.
     assert!(Raw::connect(&served.path).is_closed());
     talks.0.write_all(&Raw::header(1, 1, 0)[..5]).unwrap();
     assert!(talks.is_closed());
@@ -211,7 +211,7 @@ fn inflight_area(frontend: &mut Frontend, queue_size: u16) -> (VhostUserInflight
     let wanted = VhostUserInflight::new(0, 0, 2, queue_size);
     let (area, file) = frontend.get_inflight_fd(&wanted).unwrap();
     assert_eq!(file.metadata().unwrap().len(), area.mmap_size);
-    // Nobody can pull it from under us.
+    // The file cannot be truncated while the server maps it.
     file.set_len(0).unwrap_err();
     frontend.set_inflight_fd(&area, file.as_raw_fd()).unwrap();
     (area, file)
@@ -222,15 +222,15 @@ fn what_was_in_flight_is_carried_out_by_the_next_process() {
     carried_out(QUEUE_SIZE);
 }
 
-/// As with firmware that takes more of a queue than the device offers.
+/// As with firmware that uses larger queues than the device offers.
 #[test]
 fn so_it_is_of_a_queue_that_is_larger_than_the_front_end_has_said() {
     carried_out(QUEUE_SIZE / 4);
 }
 
 fn carried_out(said: u16) {
-    // A process that dies, as its successor sees it: the area and the memory
-    // as they were at some instant.
+    // A process that dies, as its successor sees it: copies of the area and of the memory from one
+    // moment.
     let (dead, served) = (Served::new(), Served::new());
     let memory = Memory::new();
     let mut frontend = dead.connect();
@@ -259,7 +259,7 @@ fn carried_out(said: u16) {
         .set_inflight_fd(&area, area_copy.as_raw_fd())
         .unwrap();
     queue.memory = copy.clone();
-    // QEMU knows no more than the used index.
+    // QEMU knows only the used index.
     queue.start(&mut frontend, queue.used());
     queue.wait();
     assert_eq!((queue.status(1), queue.status(2)), (0, 0));
@@ -310,12 +310,12 @@ fn garbage_ends_the_connection_and_only_that() {
     let header = |flags, size| Raw::header(1, flags, size);
     let garbage: [&[u8]; 6] = [
         b"GET / HTTP/1.1\r\n\r\n",
-        // Of no version, too long, a reply, a payload where none belongs.
+        // An invalid version, a length above the maximum, a reply, and an unexpected payload.
         &header(0, 0),
         &header(1, 4097),
         &header(5, 0),
         &[header(1, 1), vec![0]].concat(),
-        // The middle of a message, and then the end.
+        // A message that ends early.
         &header(1, 8),
     ];
     for bytes in garbage {
@@ -324,12 +324,12 @@ fn garbage_ends_the_connection_and_only_that() {
         raw.0.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(raw.is_closed());
     }
-    // More file descriptors than any message has.
+    // More file descriptors than a message may have.
     let mut raw = Raw::connect(&served.path);
     let event = EventFd::new(0).unwrap();
     raw.send(5, 1, &[0; 8], &[event.as_raw_fd(); 33]);
     assert!(raw.is_closed());
-    // A message that comes byte by byte is none.
+    // A message that arrives byte by byte is valid.
     let mut raw = Raw::connect(&served.path);
     for byte in Raw::header(1, 1, 0) {
         raw.0.write_all(&[byte]).unwrap();

@@ -1,4 +1,4 @@
-//! Front-ends and NBD clients that send anything.
+//! Tests with vhost-user front-ends and NBD clients that send arbitrary data.
 
 use fathom_core::testing::TestDisk;
 use fathom_exports::VhostUser;
@@ -76,7 +76,7 @@ proptest! {
     }
 }
 
-/// Otherwise the options do not get far enough to test anything.
+/// Checks that the generated options get far enough to test something.
 #[test]
 fn some_handshakes_come_to_an_agreement() {
     let handshakes = Handshakes::new(TestDisk::new());
@@ -84,7 +84,7 @@ fn some_handshakes_come_to_an_agreement() {
     assert!(handshakes.run(&[1, 7, 2, 0, 64]));
     // Structured replies, a context, and GO for the same export.
     assert!(handshakes.run(&[1, 8, 0, 10, 3, 100, 1, 130, 7, 2, 100, 64]));
-    // One byte too many is announced.
+    // The header announces one byte too many.
     assert!(!handshakes.run(&[1, 0xe4, 2, 0, 64]));
 }
 
@@ -98,10 +98,11 @@ proptest! {
 }
 
 proptest! {
-    // Each case reads some 80 MiB. (The fuzz target `nbd_transmission` does the same for longer.)
+    // Each case reads about 80 MiB. (The fuzz target `nbd_transmission` does the same for longer.)
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Reads of up to 8 MiB, with an answer of the disk here and there: more than the connection has memory for.
+    /// Reads of up to 8 MiB, more in total than the connection has memory for, with occasional
+    /// completions of the disk.
     #[test]
     fn long_reads_never_wait_for_each_other(
         how in any::<u8>(),
@@ -134,13 +135,13 @@ fn no_file_descriptor_stays_open() {
         fuzz::session(export, &data);
         fuzz::codec(&data);
     };
-    // Other tests of this file open and close files at the same time, so
-    // only growth tells.
+    // Other tests of this file open and close files at the same time, so only large growth means a
+    // leak.
     let before = open_files();
     (0..500).for_each(|_| round(&export));
     assert!(open_files() < before + 200);
     assert_eq!(export.status(), Default::default());
     assert!(!disk.is_active());
-    // Otherwise the messages do not get far enough to test anything.
+    // Checks that the messages get far enough to test something.
     assert!(disk.activated.load(SeqCst) > 250);
 }

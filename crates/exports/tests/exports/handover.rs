@@ -1,4 +1,4 @@
-//! An export goes to a successor whatever its front-end is doing.
+//! Tests that hand over an export to a successor in various states of its front-end.
 
 use crate::support::guest::{Memory, Queue, eventually, negotiate};
 use crate::support::raw::Raw;
@@ -22,14 +22,14 @@ const SET_OWNER: u32 = 3;
 const SET_VRING_CALL: u32 = 13;
 const CONFIG_CHANGE: u32 = 2;
 
-/// An export that has taken over another one.
+/// An export that has taken over from another one.
 struct Successor {
     export: Arc<VhostUser>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Successor {
-    /// Takes over as the process does that `fathom upgrade` starts.
+    /// Takes over as a process started by `fathom upgrade` does.
     fn of(served: &Served) -> Successor {
         let disk = TestDisk::new();
         let options = Options {
@@ -73,7 +73,7 @@ fn through_json<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) ->
     serde_json::from_str(&serde_json::to_string(value).unwrap()).unwrap()
 }
 
-/// Waits until the other side has received all that was sent.
+/// Waits until the other side has received all bytes that were sent.
 fn wait_until_received(socket: &UnixStream) {
     eventually("the bytes are received", || {
         let mut unread: libc::c_int = -1;
@@ -102,7 +102,7 @@ fn unfinished_message_is_continued_by_the_successor() {
     drop(frontend);
 }
 
-/// The descriptor comes with the first byte.
+/// The file descriptor arrives with the first byte.
 #[test]
 fn descriptor_of_an_unfinished_message_reaches_the_successor() {
     for cut in [1, 12, 15] {
@@ -146,7 +146,7 @@ fn unfinished_reply_on_the_back_channel_is_continued_by_the_successor() {
     wait_until_received(&ours);
     let successor = Successor::of(&served);
     ours.write_all(&reply[1..]).unwrap();
-    // The channel is of use only if its replies are in step.
+    // Further changes work only if the replies on the channel are in step.
     for _ in 0..3 {
         wait_until_received(&ours);
         successor.export.config_changed();

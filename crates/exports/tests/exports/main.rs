@@ -1,4 +1,4 @@
-//! Disks for front-ends (vhost-user-blk), as QEMU and hostile ones use them.
+//! Tests of vhost-user-blk exports with QEMU and with hostile front-ends.
 
 mod drain;
 mod garbage;

@@ -1,4 +1,4 @@
-//! The guest's memory: tables, slots, and front-ends that lie about it.
+//! Tests of the guest's memory: tables, slots, and front-ends that describe it wrongly.
 
 use crate::support::fuse::Fuse;
 use crate::support::guest::{DATA, GPA, IN, MEMORY_SIZE, Memory, Queue, USER};
@@ -29,7 +29,7 @@ fn memory_comes_and_goes_by_slots() {
     let mut queue = Queue::new(&memory, 0);
     queue.start(&mut frontend, 0);
     queue.check_read(0, 0);
-    // The region with the data goes: its requests fail, the queue lives on.
+    // Without the region of the data, requests to it fail, but the queue still runs.
     let data = memory.part(2 * PART, PART);
     assert_eq!(DATA, 2 * PART);
     frontend.remove_mem_region(&data).unwrap();
@@ -38,7 +38,7 @@ fn memory_comes_and_goes_by_slots() {
     queue.kick();
     queue.wait();
     assert_eq!(queue.status(1), 1);
-    // The region with the rings goes, and comes back.
+    // The region of the rings is removed and added again.
     let rings = memory.part(0, PART);
     frontend.remove_mem_region(&rings).unwrap();
     assert_eq!(served.export.status().queues_running, 0);
@@ -65,7 +65,7 @@ fn a_new_table_replaces_the_old_one_under_way() {
             frontend.set_mem_table(&parts).unwrap();
         }
     });
-    // The old memory is waited for.
+    // The server waits for requests in the old memory.
     std::thread::sleep(std::time::Duration::from_millis(50));
     assert!(!setter.is_finished());
     served.disk.release();
@@ -82,7 +82,7 @@ fn lying(memory: &Memory, change: impl FnOnce(&mut VhostUserMemoryRegionInfo)) -
     let mut region = memory.region();
     change(&mut region);
     let by_table = frontend.set_mem_table(&[region]).is_ok();
-    // A wrong one as much as one that is there already.
+    // Fails for a wrong region as well as for one that is already mapped.
     frontend.add_mem_region(&region).unwrap_err();
     by_table
 }
@@ -92,7 +92,7 @@ fn regions_that_lie_are_refused() {
     let memory = Memory::new();
     assert!(lying(&memory, |_| {}));
     assert!(lying(&memory, |r| {
-        // Not at a page.
+        // The offset is not page-aligned.
         r.mmap_offset = 8;
         r.memory_size -= 8;
     }));
@@ -187,7 +187,7 @@ fn rings_outside_memory_do_not_start() {
     queue.check_read(0, 0);
 }
 
-/// They are aligned by the front-end's addresses, and not where they are mapped.
+/// Alignment is checked for front-end addresses, but the mapping may shift them.
 #[test]
 fn rings_that_are_mapped_askew_do_not_start() {
     let served = Served::new();
@@ -218,7 +218,7 @@ fn kicks_without_work_do_nothing() {
     assert_eq!(frontend.get_vring_base(0).unwrap(), 1);
 }
 
-/// A healthy guest beside one that truncates its memory.
+/// Runs a healthy guest beside one that truncates its memory.
 fn truncate(upset: impl FnOnce(&Memory, &mut Queue, &mut Frontend)) {
     let (served, other) = (Served::new(), Served::new());
     let (memory, other_memory) = (Memory::new(), Memory::new());
@@ -235,7 +235,7 @@ fn truncate(upset: impl FnOnce(&Memory, &mut Queue, &mut Frontend)) {
     assert!(!served.disk.is_active());
     assert!(Raw::new(&frontend).is_closed());
     other_queue.check_read(0, 3);
-    // And the disk has a life after that guest.
+    // The disk can serve another guest afterwards.
     let (_, _frontend, mut queue) = served.guest();
     queue.check_read(0, 0);
 }
@@ -279,13 +279,13 @@ fn memory_that_cannot_be_truncated_is_welcome() {
     queue.check_read(0, 0);
 }
 
-/// A page fault would wait for whoever is behind the file system, and a worker
-/// with it, for good.
+/// A page fault would wait for the owner of the file system, possibly for ever, and so would the
+/// worker.
 #[test]
 fn memory_whose_pages_may_never_come_is_refused() {
     let served = Served::new();
     let fuse = Fuse::mount();
-    drop(fuse.open()); // which says that it has no use for FLUSH
+    drop(fuse.open()); // this open tells the kernel that FLUSH is not supported
     let file = fuse.open();
     fuse.fall_silent();
     let mut frontend = served.connect();
@@ -295,9 +295,9 @@ fn memory_whose_pages_may_never_come_is_refused() {
         ..Memory::new().region()
     };
     frontend.add_mem_region(&region).unwrap_err();
-    // Nor is it taken for anything else.
+    // The file is not accepted as an eventfd either.
     let event = || {
-        // SAFETY: a new descriptor of an open file.
+        // SAFETY: the descriptor is new and open.
         unsafe { EventFd::from_raw_fd(file.try_clone().unwrap().into_raw_fd()) }
     };
     frontend.set_vring_call(0, &event()).unwrap_err();
@@ -309,7 +309,7 @@ fn memory_whose_pages_may_never_come_is_refused() {
     queue.start(&mut frontend, 0);
     queue.check_read(0, 0);
     assert!(!fuse.was_asked());
-    // A file on a disk is as good as memory.
+    // A file on a local disk is accepted as memory.
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.set_len(MEMORY_SIZE).unwrap();
     let memory = Memory(file);

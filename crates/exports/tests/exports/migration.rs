@@ -1,4 +1,4 @@
-//! The dirty log of a live migration, and the disk changing hands.
+//! Tests of live migration: the dirty log, and the release of the disk.
 
 use crate::support::guest::*;
 use crate::support::raw::Raw;
@@ -31,7 +31,7 @@ impl Log {
         })
     }
 
-    /// The offsets in the guest's memory of the pages marked since.
+    /// Returns the offsets in the guest's memory of the pages that were marked since the last call.
     fn take(&self) -> Vec<u64> {
         let mut bits = vec![0; LOG_SIZE as usize];
         self.0.read_exact_at(&mut bits, 0).unwrap();
@@ -43,7 +43,7 @@ impl Log {
     }
 }
 
-/// As QEMU does it, under way.
+/// Starts logging while the queue runs, as QEMU does.
 fn start_logging(frontend: &Frontend, queue: &Queue, log: &Log) {
     frontend.set_log_base(0, log.region(LOG_SIZE)).unwrap();
     frontend.set_features(FEATURES | F_LOG_ALL).unwrap();
@@ -64,13 +64,13 @@ fn every_page_that_is_written_is_logged() {
     start_logging(&frontend, &queue, &log);
     log.take();
     let before = memory.contents();
-    // Unaligned, over three pages.
+    // Unaligned data across three pages.
     queue.offer(1, IN, 0, DATA + 8 * PAGE - 512, 8192);
     queue.offer(2, OUT, 64, DATA + 20 * PAGE, 512);
     queue.kick();
     queue.wait();
     assert_eq!((queue.status(1), queue.status(2)), (0, 0));
-    // Its last stores to the used ring (whether to kick) come after that.
+    // The queue's last write to the used ring (whether it wants kicks) comes after the completion.
     frontend.get_vring_base(1).unwrap();
     let logged = log.take();
     let after = memory.contents();
@@ -108,12 +108,12 @@ fn logging_begins_and_ends_with_its_feature() {
     start_logging(&frontend, &queue, &log);
     queue.check_read(1, 1);
     assert!(!log.take().is_empty());
-    // The migration is cancelled.
+    // The migration is cancelled,
     frontend.set_features(FEATURES).unwrap();
     log.take();
     queue.check_read(2, 2);
     assert!(log.take().is_empty());
-    // And comes again, with the ring at rest.
+    // and starts again while the ring is stopped.
     assert_eq!(frontend.get_vring_base(0).unwrap(), 3);
     queue.start(&mut frontend, 3);
     start_logging(&frontend, &queue, &log);
@@ -188,14 +188,14 @@ fn the_disk_is_free_when_the_last_ring_has_stopped() {
         queue.start(&mut frontend, 0);
     }
     assert!(served.disk.is_active());
-    // QEMU disables all before it stops any.
+    // QEMU disables all rings before it stops any.
     frontend.set_vring_enable(0, false).unwrap();
     frontend.set_vring_enable(1, false).unwrap();
     frontend.get_vring_base(0).unwrap();
     assert!(served.disk.is_active());
     frontend.get_vring_base(1).unwrap();
     assert!(!served.disk.is_active());
-    // The migration has failed: the guest goes on here.
+    // The migration has failed, and the guest resumes here.
     for queue in &queues {
         queue.start(&mut frontend, 0);
     }

@@ -1,5 +1,5 @@
-//! QEMU as the front-end. Its guest is a boot sector: it reads another
-//! sector for ever and says each time how that went.
+//! Tests with QEMU as the front-end. The guest is a boot sector that reads another sector in a loop
+//! and reports the result of each read.
 
 use crate::support::guest::eventually;
 use crate::support::served::Served;
@@ -81,7 +81,7 @@ impl Qemu {
         qemu
     }
 
-    /// Execute a command and return its reply.
+    /// Executes a command and returns its reply.
     fn command(&mut self, name: &str, arguments: &str) -> String {
         let message = format!(r#"{{"execute": "{name}", "arguments": {arguments}}}"#);
         self.qmp.write_all(message.as_bytes()).unwrap();
@@ -95,7 +95,7 @@ impl Qemu {
         }
     }
 
-    /// How many reads the guest has made.
+    /// Returns the number of reads that the guest has completed.
     fn reads(&mut self) -> usize {
         assert_eq!(self.child.try_wait().unwrap(), None, "QEMU ended");
         let console = std::fs::read(&self.console).unwrap_or_default();

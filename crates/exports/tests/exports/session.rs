@@ -1,4 +1,4 @@
-//! One front-end's session, against the front-end of the `vhost` crate.
+//! Tests of one front-end's session, with the front-end of the `vhost` crate.
 
 use crate::support;
 
@@ -74,7 +74,7 @@ fn the_write_cache_is_switched_and_nothing_else() {
     frontend.set_config(WRITEBACK, flags, &[0]).unwrap();
     assert_eq!(read_config(&mut frontend, WRITEBACK, 1), [0]);
     frontend.set_config(0, flags, &[1; 8]).unwrap_err();
-    // Neither a stop of the guest nor the front-end's return changes it,
+    // Neither a stopped guest nor a reconnecting front-end changes the setting,
     let mut raw = Raw::new(&frontend);
     raw.request(39, &0u64.to_ne_bytes());
     drop(raw);
@@ -106,7 +106,7 @@ fn a_kick_before_enable_is_not_lost() {
     queue.wait();
     frontend.set_vring_enable(0, false).unwrap();
     assert_eq!(served.export.status().queues_running, 0);
-    // Disabled, it keeps the disk.
+    // A disabled ring keeps the disk activated.
     assert!(served.disk.is_active());
     queue.offer(1, IN, 0, DATA, 512);
     queue.kick();
@@ -151,7 +151,8 @@ fn eventfds_change_under_way() {
     assert_eq!(raw.ack(12, &0u64.to_ne_bytes(), &[socket.as_raw_fd()]), 1);
 }
 
-/// Guests mask and unmask interrupts under load, and QEMU's main loop waits for the acknowledgement.
+/// Guests mask and unmask interrupts under load, and QEMU's main loop waits for the
+/// acknowledgement.
 #[test]
 fn eventfds_are_replaced_while_requests_are_in_flight() {
     let served = Served::new();
@@ -174,7 +175,7 @@ fn eventfds_are_replaced_while_requests_are_in_flight() {
     let frontend = changes.join().unwrap();
     assert_eq!((served.disk.held.load(SeqCst), queue.used()), (1, 0));
     assert_eq!(served.export.status().queues_running, 1);
-    // Whoever sets it gets a signal, since one may have gone to the previous eventfd.
+    // A new call eventfd is signalled, since a signal may have gone to the previous one.
     assert_eq!(queue.call.read().unwrap(), 1);
     while old_call.read().is_ok() {}
     queue.offer(1, IN, 5, DATA + 512, 512);
@@ -187,7 +188,7 @@ fn eventfds_are_replaced_while_requests_are_in_flight() {
     eventually("the new interrupt", || queue.call.read().is_ok());
     old_call.read().unwrap_err();
     assert_eq!(memory.read(DATA + 512, 512), [5 ^ 0x5a; 512]);
-    // An avail index that is further than the ring is long.
+    // An avail index beyond the ring's size.
     err.read().unwrap_err();
     memory.write(queue.offset() + 0x4002, &1000u16.to_le_bytes());
     queue.kick();
@@ -195,7 +196,7 @@ fn eventfds_are_replaced_while_requests_are_in_flight() {
     drop(frontend);
 }
 
-/// After the acknowledgement, a front-end listens to the new eventfd only.
+/// After the acknowledgement, a front-end waits for the new eventfd only.
 #[test]
 fn no_interrupt_is_lost_while_its_eventfd_is_replaced() {
     let served = Served::new();
@@ -213,10 +214,10 @@ fn no_interrupt_is_lost_while_its_eventfd_is_replaced() {
     }
 }
 
-/// Whether the file has something to read within [`PATIENCE`].
+/// Returns true if the file becomes readable within [`PATIENCE`].
 fn readable_in_time(fd: RawFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    // SAFETY: the caller's, and open.
+    // SAFETY: the caller's file descriptor is open.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     let limit = Timespec::try_from(PATIENCE).unwrap();
@@ -236,7 +237,7 @@ fn a_call_eventfd_is_signalled_once_when_it_is_set() {
     queue.check_read(0, 0);
     let new_call = EventFd::new(EFD_NONBLOCK).unwrap();
     frontend.set_vring_call(0, &new_call).unwrap();
-    // The queue, which runs, signals as well: its used ring is not empty.
+    // The running queue also signals, since its used ring is not empty.
     assert!((1..=2).contains(&new_call.read().unwrap()));
     new_call.read().unwrap_err();
 }
@@ -315,7 +316,7 @@ fn what_is_not_supported_is_refused_or_ends_the_connection() {
     let mut raw = Raw::new(&frontend);
     // SEND_RARP
     assert_eq!(raw.ack(19, &0u64.to_ne_bytes(), &[]), 1);
-    // A kick eventfd is needed.
+    // A kick eventfd is required.
     assert_eq!(raw.ack(12, &0x100u64.to_ne_bytes(), &[]), 1);
     assert!(served.export.status().peer_pid.is_some());
     frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
@@ -326,7 +327,7 @@ fn what_is_not_supported_is_refused_or_ends_the_connection() {
 #[test]
 fn a_request_with_a_reply_is_not_answered_by_a_refusal() {
     let served = Served::new();
-    // Vring 4 of 4; in-flight areas of 9 queues; no log in an eventfd.
+    // Vring 4 of 4, an in-flight area for 9 queues, and a log in an eventfd.
     let event = EventFd::new(0).unwrap();
     let state = [4u32.to_ne_bytes(), [0; 4]].concat();
     let area = [vec![0; 16], vec![9, 0, 64, 0], vec![0; 4]].concat();
@@ -352,7 +353,7 @@ fn a_ring_that_its_driver_broke_is_stopped_and_started_again() {
     let broken = EventFd::new(EFD_NONBLOCK).unwrap();
     frontend.set_vring_err(0, &broken).unwrap();
     queue.check_read(0, 0);
-    // An avail index that is further than the ring is long.
+    // An avail index beyond the ring's size.
     memory.write(queue.offset() + 0x4002, &1000u16.to_le_bytes());
     queue.kick();
     eventually("the error is signalled", || broken.read().is_ok());
@@ -378,7 +379,7 @@ fn a_resize_reaches_the_front_end() {
     let served = Served::new();
     let mut frontend = served.connect();
     negotiate_features(&mut frontend);
-    // Nobody to tell yet.
+    // There is no back channel yet.
     served.export.config_changed();
     let notified = Arc::new(Notified::default());
     let mut handler = FrontendReqHandler::new(notified.clone()).unwrap();
@@ -393,7 +394,7 @@ fn a_resize_reaches_the_front_end() {
         assert_eq!(config, sectors.to_le_bytes());
     }
     assert_eq!(notified.0.load(SeqCst), 2);
-    // A front-end that hangs up its end of the channel is no problem.
+    // A front-end may close its end of the channel.
     drop(handler);
     served.export.config_changed();
     read_config(&mut frontend, 0, 8);

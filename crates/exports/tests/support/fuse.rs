@@ -1,4 +1,4 @@
-//! A file system of our own that answers until it is told not to.
+//! A FUSE file system that stops replying on request.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -16,7 +16,7 @@ const ENOSYS: i32 = 38;
 
 const SIZE: u64 = super::guest::MEMORY_SIZE;
 
-/// Mounted; gone, with whatever waits for it, when dropped.
+/// A mounted file system. Drop unmounts it and ends all waits for it.
 pub struct Fuse {
     dir: tempfile::TempDir,
     silent: Arc<AtomicBool>,
@@ -35,7 +35,7 @@ impl Fuse {
         let c_string = |text: &str| CString::new(text).unwrap();
         let (target, options) = (c_string(dir.path().to_str().unwrap()), c_string(&options));
         let name = c_string("fuse");
-        // SAFETY: strings that end in NUL, as mount(2) wants them for FUSE.
+        // SAFETY: these strings end in NUL, as mount(2) requires for FUSE.
         let mounted = unsafe {
             let data = options.as_ptr().cast();
             libc::mount(name.as_ptr(), target.as_ptr(), name.as_ptr(), 0, data)
@@ -52,18 +52,18 @@ impl Fuse {
         fuse
     }
 
-    /// A file of the size of a guest's memory.
+    /// Opens a file of the size of a guest's memory.
     pub fn open(&self) -> File {
         let path = self.dir.path().join("memory");
         File::options().read(true).write(true).open(path).unwrap()
     }
 
-    /// Answer nothing from now on.
+    /// Stops replying to requests.
     pub fn fall_silent(&self) {
         self.silent.store(true, SeqCst);
     }
 
-    /// Whether it was asked anything since.
+    /// Returns true if a request has arrived since [`Fuse::fall_silent`].
     pub fn was_asked(&self) -> bool {
         self.asked.load(SeqCst)
     }
@@ -72,7 +72,7 @@ impl Fuse {
 impl Drop for Fuse {
     fn drop(&mut self) {
         let target = CString::new(self.dir.path().to_str().unwrap()).unwrap();
-        // SAFETY: a string that ends in NUL.
+        // SAFETY: the string ends in NUL.
         unsafe { libc::umount2(target.as_ptr(), libc::MNT_FORCE | libc::MNT_DETACH) };
     }
 }
@@ -99,12 +99,12 @@ fn serve(mut device: File, silent: &AtomicBool, asked: &AtomicBool) {
         answer.extend_from_slice(&error.to_ne_bytes());
         answer.extend_from_slice(unique);
         answer.extend_from_slice(&body);
-        // FORGET has no answer, and is refused one.
+        // FORGET has no reply, and the kernel rejects one.
         let _ = device.write_all(&answer);
     }
 }
 
-/// struct fuse_init_out.
+/// Encodes a struct fuse_init_out.
 fn init(major: u32, minor: u32) -> Vec<u8> {
     let mut body = vec![0; 64];
     body[..4].copy_from_slice(&major.to_ne_bytes());
@@ -113,7 +113,7 @@ fn init(major: u32, minor: u32) -> Vec<u8> {
     body
 }
 
-/// struct fuse_entry_out: node 2, good for an hour.
+/// Encodes a struct fuse_entry_out: node 2, valid for an hour.
 fn entry() -> Vec<u8> {
     let mut body = vec![0; 40];
     body[..8].copy_from_slice(&2u64.to_ne_bytes());
@@ -123,7 +123,7 @@ fn entry() -> Vec<u8> {
     body
 }
 
-/// struct fuse_attr.
+/// Encodes a struct fuse_attr.
 fn attributes(directory: bool) -> [u8; 88] {
     let mut attr = [0; 88];
     let (ino, mode): (u64, u32) = match directory {

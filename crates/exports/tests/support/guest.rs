@@ -1,4 +1,4 @@
-//! A guest: its memory is a file, its driver writes rings into it.
+//! A guest: its memory is a file, and its driver writes rings into the file.
 
 use fathom_testing::Deadline;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Guest physical address of the memory's start.
 pub const GPA: u64 = 0x10_0000;
-/// The front-end's address of it; never touched, only translated.
+/// Front-end address of the memory's start; only translated, never accessed.
 pub const USER: u64 = 0x7f00_0000_0000;
 pub const MEMORY_SIZE: u64 = 2 << 20;
 /// Offset of the data buffers.
@@ -38,7 +38,8 @@ pub const F_LOG_ALL: u64 = 1 << 26;
 pub const F_PROTOCOL: u64 = 1 << 30;
 pub const F_FLUSH: u64 = 1 << 9;
 
-/// Waits until `condition` holds. Looks often: some tests wait for thousands of requests, one after the other.
+/// Waits until `condition` holds. Checks it often, since some tests wait for thousands of requests
+/// one after the other.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Deadline::new(what);
     while !condition() {
@@ -47,7 +48,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The memory file.
+/// The file of a guest's memory.
 pub struct Memory(pub File);
 
 impl Memory {
@@ -66,7 +67,7 @@ impl Memory {
         self.part(0, MEMORY_SIZE)
     }
 
-    /// A region of a part of the memory.
+    /// Describes a part of the memory as a region.
     pub fn part(&self, offset: u64, len: u64) -> VhostUserMemoryRegionInfo {
         VhostUserMemoryRegionInfo {
             guest_phys_addr: GPA + offset,
@@ -96,7 +97,7 @@ impl Memory {
     }
 }
 
-/// One virtqueue, driven.
+/// A virtqueue and its driver.
 pub struct Queue {
     pub index: usize,
     pub memory: Arc<Memory>,
@@ -133,7 +134,7 @@ impl Queue {
         }
     }
 
-    /// The same, with writes to the used ring logged.
+    /// Returns the ring addresses, with logging of writes to the used ring.
     pub fn logged_addresses(&self) -> VringConfigData {
         VringConfigData {
             flags: 1,
@@ -146,8 +147,8 @@ impl Queue {
         self.offset() + HEADERS + u64::from(slot) * 32
     }
 
-    /// Make a request available, without a kick: three descriptors from
-    /// `3 * slot` on, its data at `data` in the memory.
+    /// Makes a request available without a kick. It uses three descriptors from `3 * slot` on, and
+    /// its data is at offset `data` of the memory.
     pub fn offer(&mut self, slot: u16, kind: u32, sector: u64, data: u64, len: u32) {
         let header = self.header(slot);
         let mut bytes = Vec::new();
@@ -194,7 +195,7 @@ impl Queue {
         self.memory.read_u16(self.offset() + USED + 2)
     }
 
-    /// The head in the used ring's element `index`.
+    /// Returns the head in the used ring's element `index`.
     pub fn used_head(&self, index: u16) -> u16 {
         let element = USED + 4 + u64::from(index % QUEUE_SIZE) * 8;
         self.memory.read_u16(self.offset() + element)
@@ -204,7 +205,7 @@ impl Queue {
         self.submitted
     }
 
-    /// Wait for all that was offered.
+    /// Waits for all requests that were made available.
     pub fn wait(&self) {
         eventually("the queue's requests complete", || {
             self.used() == self.submitted
@@ -215,7 +216,7 @@ impl Queue {
         self.memory.read(self.header(slot) + 16, 1)[0]
     }
 
-    /// Set up, without starting.
+    /// Sets up the vring without starting it.
     pub fn describe(&self, frontend: &Frontend, base: u16) {
         frontend.set_vring_num(self.index, QUEUE_SIZE).unwrap();
         let addresses = self.addresses();
@@ -224,14 +225,14 @@ impl Queue {
         frontend.set_vring_call(self.index, &self.call).unwrap();
     }
 
-    /// Set up, start and enable.
+    /// Sets up, starts and enables the vring.
     pub fn start(&self, frontend: &mut Frontend, base: u16) {
         self.describe(frontend, base);
         frontend.set_vring_kick(self.index, &self.kick).unwrap();
         frontend.set_vring_enable(self.index, true).unwrap();
     }
 
-    /// Read a block and compare it with what the disk has at first.
+    /// Reads a block and compares it with the disk's initial contents.
     pub fn check_read(&mut self, slot: u16, sector: u64) {
         let data = DATA + u64::from(slot) * 512;
         self.offer(slot, IN, sector, data, 512);
@@ -242,7 +243,7 @@ impl Queue {
     }
 }
 
-/// Negotiate everything, with acknowledgements, and give the memory.
+/// Negotiates all features, with acknowledgements, and sends the memory table.
 pub fn negotiate(frontend: &mut Frontend, memory: &Memory) {
     negotiate_features(frontend);
     frontend.set_mem_table(&[memory.region()]).unwrap();

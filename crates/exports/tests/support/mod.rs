@@ -1,5 +1,4 @@
-//! A guest of a test disk: a memory file, a front-end and a driver of its
-//! rings.
+//! A guest of a test disk: a memory file, a front-end, and a driver of its rings.
 
 #![allow(dead_code)] // Each test file uses a part of it.
 

@@ -1,4 +1,4 @@
-//! Messages that the front-end of the `vhost` crate does not make.
+//! Messages that the front-end of the `vhost` crate does not send.
 
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -6,12 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use vhost::vhost_user::Frontend;
 
-/// A connection, or a second handle of a front-end's.
+/// A connection, or a second handle of a front-end's connection.
 pub struct Raw(pub UnixStream);
 
 impl Raw {
     pub fn new(frontend: &Frontend) -> Raw {
-        // SAFETY: open as long as the front-end, which outlives this call.
+        // SAFETY: the socket is open as long as the front-end, which outlives this call.
         let socket = unsafe { BorrowedFd::borrow_raw(frontend.as_raw_fd()) };
         Raw(socket.try_clone_to_owned().unwrap().into())
     }
@@ -37,7 +37,7 @@ impl Raw {
         if fds.is_empty() {
             return self.0.write_all(bytes).unwrap();
         }
-        // SAFETY: the caller's, and open.
+        // SAFETY: the caller's file descriptors are open.
         let borrow = |fd: &RawFd| unsafe { BorrowedFd::borrow_raw(*fd) };
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(borrow).collect();
         let mut space = vec![std::mem::MaybeUninit::uninit(); 2048];
@@ -48,7 +48,7 @@ impl Raw {
         assert_eq!(sent.unwrap(), bytes.len());
     }
 
-    /// The payload of the reply.
+    /// Reads a reply and returns its payload.
     pub fn reply(&mut self, request: u32) -> Vec<u8> {
         let mut header = [0; 12];
         self.0.read_exact(&mut header).unwrap();
@@ -60,19 +60,19 @@ impl Raw {
         payload
     }
 
-    /// A request that has a reply of its own.
+    /// Sends a request that has a reply of its own, and returns the reply's payload.
     pub fn request(&mut self, request: u32, payload: &[u8]) -> Vec<u8> {
         self.send(request, 9, payload, &[]);
         self.reply(request)
     }
 
-    /// A request that is acknowledged: 0 is success.
+    /// Sends a request that is acknowledged, and returns the value: 0 means success.
     pub fn ack(&mut self, request: u32, payload: &[u8], fds: &[RawFd]) -> u64 {
         self.send(request, 9, payload, fds);
         u64::from_ne_bytes(self.reply(request).try_into().unwrap())
     }
 
-    /// Whether the other side has closed, once it has handled everything.
+    /// Waits until the other side replies or closes the connection. Returns true if it has closed.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.0.read(&mut [0; 1]), Ok(0) | Err(_))
     }

@@ -1,4 +1,4 @@
-//! A disk served at a socket by a thread.
+//! A disk that a thread serves on a socket.
 
 use super::guest::{DATA, IN, Memory, Queue, eventually, negotiate};
 use fathom_core::testing::TestDisk;
@@ -42,7 +42,7 @@ impl Served {
         Served::at(tempfile::tempdir().unwrap(), options)
     }
 
-    /// Stop, and serve a new disk at the same path.
+    /// Stops serving, and serves a new disk at the same path.
     pub fn restart(&mut self) {
         let place = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap());
         self.export.stop();
@@ -81,7 +81,7 @@ impl Served {
         Frontend::connect(&self.path, 4).unwrap()
     }
 
-    /// A front-end whose guest has its first queue running.
+    /// Connects a front-end and starts the first queue of its guest.
     pub fn guest(&self) -> (Arc<Memory>, Frontend, Queue) {
         let memory = Memory::new();
         let mut frontend = self.connect();
@@ -91,8 +91,7 @@ impl Served {
         (memory, frontend, queue)
     }
 
-    /// Have the disk hold back what it gets, and the guest read a sector into
-    /// `DATA` as its request 0.
+    /// Makes the disk hold its requests, and has the guest read a sector into `DATA` as request 0.
     pub fn hold_a_read(&self, queue: &mut Queue, sector: u64) {
         self.disk.hold();
         queue.offer(0, IN, sector, DATA, 512);
@@ -100,7 +99,7 @@ impl Served {
         eventually("the request is held", || self.disk.held.load(SeqCst) == 1);
     }
 
-    /// Wait for serving to end after a stop.
+    /// Waits for serving to end after a stop.
     pub fn join(&mut self) {
         self.thread.take().unwrap().join().unwrap();
     }
@@ -116,7 +115,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.export.stop();
         let ended = self.thread.take().map_or(Ok(()), JoinHandle::join);
-        // Not again while a test fails already.
+        // Avoids a second panic while a test fails.
         if !std::thread::panicking() {
             ended.unwrap();
             assert_eq!(self.export.status(), Default::default());

@@ -1,4 +1,4 @@
-//! From requests that are done to replies.
+//! Turns completed requests into replies.
 
 use super::check::Kind;
 use super::pool::{BLOCK, Span};
@@ -8,11 +8,12 @@ use fathom_core::extents::extents;
 use fathom_core::{Request, Status, is_zero};
 use fathom_nbd::protocol::{ErrorCode, state};
 
-/// From this length on, data that is read is looked through: zeroes go out as
-/// a hole. Data that is not zero is given up on at once, and looking costs
-/// less than the two copies that the kernel would make. A small read is not
-/// worth the question; nor is asking the disk for its block status, which the
-/// client can do, and then does not read holes at all.
+/// Length in bytes from which the data of a read is scanned for zeroes; zeroes are sent as a hole
+/// chunk.
+///
+/// The scan stops at the first byte that is not zero. A scan of zeroes costs less than the two
+/// copies that the kernel would make of them. A small read is not worth the scan. The disk is not
+/// asked for its block status: a client that asks for it does not read holes at all.
 const LOOK_FOR_HOLES: usize = 64 << 10;
 
 impl NbdSource {
@@ -23,7 +24,7 @@ impl NbdSource {
         }
     }
 
-    /// One request of a command is done.
+    /// Accounts for a completed request and replies when its command is complete.
     #[inline]
     pub(super) fn request_done(&mut self, request: &Request) {
         let index = request.tag;
@@ -58,7 +59,8 @@ impl NbdSource {
         self.table.put(index);
     }
 
-    /// A piece of a read in pieces. True: that was the whole command.
+    /// Replies to one piece of a read that is carried out in pieces. Returns true if the whole
+    /// command is done.
     #[inline]
     fn answer_read(&mut self, request: &Request, span: Span, over: bool) -> bool {
         let command = &self.table[request.tag];
@@ -68,7 +70,7 @@ impl NbdSource {
             offset: command.offset,
         };
         let (at, len) = (self.pool.at(span), request.len as usize);
-        // SAFETY: the pages were the request's and are ours again.
+        // SAFETY: the disk has completed the request, so this connection owns the pages again.
         if len >= LOOK_FOR_HOLES && is_zero(unsafe { std::slice::from_raw_parts(at, len) }) {
             self.reply().hole(to, request.offset, len as u32, done);
             self.pool.put(span);
@@ -89,7 +91,7 @@ impl NbdSource {
         };
         let (allocation, bitmap) = (self.agreed.allocation_context, self.agreed.bitmap_context);
         let len = request.segments.first().map_or(0, |s| s.iov_len);
-        // SAFETY: the pages were the request's and are ours again.
+        // SAFETY: the disk has completed the request, so this connection owns the pages again.
         let words = unsafe { std::slice::from_raw_parts(self.pool.at(span), len) };
         if let Some(context) = allocation {
             let done = bitmap.is_none();
@@ -103,7 +105,7 @@ impl NbdSource {
         self.pool.put(span);
     }
 
-    /// Answers a command all of whose requests are done.
+    /// Replies to a command whose requests have all completed.
     pub(super) fn conclude(&mut self, index: u16) {
         let command = &mut self.table[index];
         if command.is_unanswerable {
@@ -119,7 +121,7 @@ impl NbdSource {
             Some(failure) => {
                 spans.drain(..).for_each(|span| self.pool.put(span));
                 match len {
-                    // An offset would not lie within the command.
+                    // An error offset would not lie within a command of 0 bytes.
                     0 => {
                         let text = format!("{} failed: {}", verb(kind), failure.code.text());
                         self.reply().error(to, failure.code, &text);
@@ -140,7 +142,7 @@ impl NbdSource {
         self.forget(index);
     }
 
-    /// Give back the memory of a request.
+    /// Releases the memory of a request.
     #[inline]
     fn release(&mut self, held: Held) {
         match held {
@@ -150,8 +152,10 @@ impl NbdSource {
         }
     }
 
-    /// Starts nothing more of any command; requests in flight end. A command whose payload is incomplete is not
-    /// answered: clients expect no reply before they have sent all of a command.
+    /// Stops issuing requests of any command; requests in flight complete.
+    ///
+    /// A command whose payload is incomplete gets no reply: clients expect none before they have
+    /// sent all of a command.
     pub(super) fn abandon(&mut self) {
         if let Some(payload) = self.payload.take() {
             if let Some(index) = payload.command {
@@ -172,7 +176,7 @@ impl NbdSource {
     }
 }
 
-/// Extents that are the same to a context are one.
+/// Merges consecutive extents with the same flags in this context.
 fn joined(words: &[u8], flags: fn(Status) -> u32) -> impl Iterator<Item = (u32, u64)> {
     let mut extents = extents(words).map(move |(status, len)| (flags(status), len));
     let mut next = extents.next();
@@ -190,12 +194,12 @@ fn joined(words: &[u8], flags: fn(Status) -> u32) -> impl Iterator<Item = (u32, 
     })
 }
 
-/// Of qemu:dirty-bitmap.
+/// Returns the extent flags of `qemu:dirty-bitmap`.
 fn dirty_flags(status: Status) -> u32 {
     if status.dirty { state::DIRTY } else { 0 }
 }
 
-/// Of base:allocation.
+/// Returns the extent flags of `base:allocation`.
 fn flags(status: Status) -> u32 {
     let hole = if status.hole { state::HOLE } else { 0 };
     hole | if status.zero { state::ZERO } else { 0 }

@@ -1,44 +1,45 @@
-//! What a request's header asks for, or why it is refused.
+//! Validates request headers: returns the kind of command, or the error for the client.
 
 use super::{Agreed, ExportView, Limits};
 use fathom_nbd::protocol::{ErrorCode, Replies, RequestHeader, command, command_flag};
 
-/// What is to be done.
+/// Kind of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `whole`: with all data in one piece.
+    /// `whole`: the reply carries all data in one chunk.
     Read {
         whole: bool,
     },
     Write,
     Flush,
     Trim,
-    /// `unmap`: holes may do.
+    /// `unmap`: the disk may punch holes.
     WriteZeroes {
         unmap: bool,
     },
     Cache,
-    /// `one`: a single extent.
+    /// `one`: the client wants a single extent.
     BlockStatus {
         one: bool,
     },
 }
 
-/// What becomes of a header.
+/// Result of checking a header that is in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Do(Kind),
-    /// The range of a block status, and what of it, follow as payload.
+    /// A block status whose payload holds its range and the contexts that the client wants.
     Filter,
     Disconnect,
 }
 
-/// An error reply; the text is for people.
+/// An error reply: the error number, and a text for the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub ErrorCode, pub &'static str);
 
-/// The reply to a write of zeroes that must be faster than a write of data. The flag is not offered, but a client that
-/// an older server has handed over may use it.
+/// Refusal of a write of zeroes that must be faster than a write of data.
+///
+/// The server does not offer the flag, but a client handed over by an older server may use it.
 const NOT_FAST: Refusal = Refusal(
     ErrorCode::NotSupported,
     "zeroes may take as long to write as data",
@@ -46,7 +47,7 @@ const NOT_FAST: Refusal = Refusal(
 
 const FUA: u16 = command_flag::FUA;
 
-/// The flags that each command may have; FUA may always be there.
+/// Returns the flags that a command may carry; FUA is allowed on every command.
 fn known_flags(command: u16, agreed: Agreed) -> u16 {
     let wide = agreed.replies == Replies::Extended;
     let payload = if wide { command_flag::PAYLOAD_LEN } else { 0 };
@@ -59,7 +60,7 @@ fn known_flags(command: u16, agreed: Agreed) -> u16 {
     }
 }
 
-/// Judge a header by itself: everything but the filter of a block status.
+/// Checks everything in a header except the payload of a filtered block status.
 #[inline]
 pub(super) fn check(
     export: &ExportView,
@@ -117,7 +118,8 @@ fn kind(export: &ExportView, agreed: Agreed, header: &RequestHeader) -> Result<K
             let unmap = !has(command_flag::NO_HOLE);
             let kind = offered(export.write_zeroes.is_some(), Kind::WriteZeroes { unmap });
             match has(command_flag::FAST_ZERO) {
-                // No disk promises that: file systems, encrypted images and parts of clusters may need a write.
+                // No disk can guarantee that: file systems, encrypted images and parts of clusters
+                // may need a write.
                 true => kind.and(Err(NOT_FAST)),
                 false => kind,
             }
@@ -152,7 +154,7 @@ fn check_payload(agreed: Agreed, header: &RequestHeader, kind: Kind) -> Result<(
     }
 }
 
-/// The range lies within the export.
+/// Checks that the range lies within the export.
 #[inline]
 pub(super) fn check_range(
     export: &ExportView,

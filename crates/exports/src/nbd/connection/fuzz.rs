@@ -1,5 +1,5 @@
-//! The body of a fuzz target: a connection under a worker and an engine that
-//! do everything at a moment of the input's choice. Not a public interface.
+//! Body of a fuzz target: a connection whose worker and engine act when the input says. Not a
+//! public interface.
 
 use super::{Agreed, ExportView, Limits, NbdSource, Stream};
 use fathom_core::{
@@ -17,7 +17,7 @@ const SIZE: u64 = 8 << 20;
 const REQUESTS: usize = 16;
 const TAGS: [u8; 2] = [super::RECEIVE, super::SEND];
 
-/// The socket operations in flight, by tag, and which are cancelled.
+/// The socket operations in flight, by tag, and whether each is cancelled.
 #[derive(Default)]
 struct Wire {
     operations: [Option<SocketIo>; 2],
@@ -88,7 +88,7 @@ impl Engine for ScriptEngine {
     }
 }
 
-/// The input, read as a client's, a disk's and a kernel's decisions.
+/// The input, read as the decisions of a client, a disk and a kernel.
 struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {
@@ -104,7 +104,7 @@ impl Script<'_> {
         u64::from(self.byte()) << 8 | u64::from(self.byte())
     }
 
-    /// A request that is often in order, with its payload.
+    /// Appends a request, often a valid one, and its payload to `stream`.
     fn request(&mut self, replies: Replies, stream: &mut Vec<u8>) {
         let len = match self.byte() % 8 {
             0 => self.word(),
@@ -126,7 +126,7 @@ impl Script<'_> {
         };
         let header = RequestHeader {
             command: match header.command {
-                // Not every other connection is to be over soon.
+                // Keeps most connections from ending early.
                 command::DISC if !odd.is_multiple_of(8) => command::WRITE,
                 other => other,
             },
@@ -143,14 +143,14 @@ struct Host {
     cx: Cx,
     source: NbdSource,
     wire: Rc<RefCell<Wire>>,
-    /// With the disk.
+    /// Requests that the disk has not completed.
     held: Vec<RequestId>,
-    /// What the client has sent and the server has not received.
+    /// Bytes that the client has sent and the server has not received.
     stream: Vec<u8>,
 }
 
-/// Nothing that a client sends, in whatever pieces, may do more than end its
-/// connection; and everything comes to an end.
+/// Checks that a client can do no more than end its own connection, however its bytes are split,
+/// and that every command completes.
 pub fn transmission(data: &[u8]) {
     let mut script = Script(data);
     let mut host = Host::new(script.byte());
@@ -164,7 +164,7 @@ pub fn transmission(data: &[u8]) {
 impl Host {
     fn new(how: u8) -> Host {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-        drop(theirs); // all goes through the engine
+        drop(theirs); // the engine moves all bytes
         let limits = Some(RangeLimits {
             alignment: 512,
             max_len: 1 << 20,
@@ -237,7 +237,7 @@ impl Host {
         self.turn();
     }
 
-    /// What a worker does in a turn, but for carrying anything out.
+    /// Does what a worker does in one iteration, except for executing the requests.
     fn turn(&mut self) {
         let mut batch = Vec::new();
         let room = REQUESTS - self.held.len();
@@ -264,7 +264,7 @@ impl Host {
         assert!(request.len <= u64::from(MAX_PAYLOAD));
     }
 
-    /// One of the requests with the disk is done.
+    /// Completes one of the requests that the disk holds.
     fn answer(&mut self, which: u8) {
         if self.held.is_empty() {
             return;
@@ -274,7 +274,7 @@ impl Host {
         request.error = if which > 240 { libc::EIO } else { 0 };
         for segment in &request.segments {
             let at = segment.iov_base.cast::<u8>();
-            // SAFETY: the source vouches for its segments.
+            // SAFETY: the source guarantees that its segments are valid.
             unsafe {
                 match request.op {
                     Op::Read => at.write_bytes(which % 2, segment.iov_len),
@@ -290,7 +290,7 @@ impl Host {
         self.cx.slab.put(id);
     }
 
-    /// A receive ends, with so many bytes at most.
+    /// Completes a receive with at most `most` bytes.
     fn receive(&mut self, most: usize) {
         let Some(io) = self.wire.borrow().operations[0] else {
             return;
@@ -300,7 +300,7 @@ impl Host {
         for segment in iovecs(&io) {
             let len = segment.iov_len.min(most - received);
             let from = &self.stream[received..received + len];
-            // SAFETY: the source vouches for its messages.
+            // SAFETY: the source guarantees that its messages are valid.
             unsafe { segment.iov_base.cast::<u8>().copy_from(from.as_ptr(), len) };
             received += len;
         }
@@ -310,7 +310,7 @@ impl Host {
         }
     }
 
-    /// A send ends, with so many bytes at most.
+    /// Completes a send with at most `most` bytes.
     fn send(&mut self, most: usize) {
         let Some(io) = self.wire.borrow().operations[1] else {
             return;
@@ -318,7 +318,7 @@ impl Host {
         let mut sent = 0;
         for segment in iovecs(&io) {
             assert!(segment.iov_len > 0);
-            // SAFETY: the source vouches for its messages.
+            // SAFETY: the source guarantees that its messages are valid.
             let bytes = unsafe {
                 std::slice::from_raw_parts(segment.iov_base.cast::<u8>(), segment.iov_len)
             };
@@ -335,8 +335,10 @@ impl Host {
         }
     }
 
-    /// Reads all replies and answers all requests until nothing is left to do. A connection that is served has then
-    /// received everything, and owes no reply but to a command whose payload the client has not sent.
+    /// Reads all replies and completes all requests until nothing changes.
+    ///
+    /// A connection that is still served has then received every byte. It owes a reply only to a
+    /// command whose payload the client has not sent.
     fn run_dry(&mut self) {
         let mut idle = 0;
         while idle < 4 {
@@ -374,7 +376,7 @@ impl Host {
         }
     }
 
-    /// Stop, and let everything end that has begun.
+    /// Stops the source, completes everything in flight, and checks that all resources are free.
     fn end(mut self) {
         while !self.held.is_empty() {
             self.answer(0);
@@ -396,13 +398,13 @@ impl Host {
         assert_eq!(self.source.table.used(), 0);
         assert_eq!(self.source.split_in_flight, 0);
         assert_eq!(self.source.outbox.waiting(), 0);
-        // All of its memory is back but what it receives into.
+        // All memory is free except for the block that the inbox receives into.
         assert_eq!(self.source.pool.used(), super::pool::BLOCK);
     }
 }
 
 fn iovecs(io: &SocketIo) -> Vec<libc::iovec> {
-    // SAFETY: the source vouches for its messages.
+    // SAFETY: the source guarantees that its messages are valid.
     let iovecs = unsafe {
         let message = &*io.message;
         std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen as _)

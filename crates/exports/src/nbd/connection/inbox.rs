@@ -1,38 +1,40 @@
-//! What has been received and not yet been understood.
+//! Buffer of received bytes that are not parsed yet.
 
 use super::pool::{BLOCK, Pool, Span};
 use std::io;
 
-/// A payload up to this length is used where it was received; a larger one is
-/// received into pages of its own.
+/// Longest payload in bytes that is used where it was received; larger payloads are received into
+/// pages of their own.
 pub(super) const IN_PLACE: usize = 16 << 10;
 
-/// When a block has less room than this, and cannot be emptied, another one
-/// takes its place: there is always room for a header with such a payload.
+/// Least free bytes in the block. A block with less room that cannot be emptied is replaced, so
+/// that a header with a payload of [`IN_PLACE`] bytes always fits.
 const MIN_ROOM: usize = IN_PLACE + 64;
 
-/// The least that is received at once.
+/// Smallest size of a receive in bytes.
 const MIN_WINDOW: usize = 4096;
 
-/// A block of the pool that bytes are received into. Requests whose data is
-/// in it keep it from being used again until they are done.
+/// A block of the pool that receives bytes. While requests use data in the block, it is not reused.
 pub(super) struct Inbox {
     span: Span,
     base: *mut u8,
     start: usize,
     end: usize,
-    /// How much to receive at once at most: the more, the fewer calls; the
-    /// less, the less of a large payload ends up here and must be copied.
+    /// Maximum size of the next receive in bytes. A large window needs fewer system calls; a small
+    /// one leaves less of a large payload here, from where it must be copied.
     window: usize,
-    /// Requests with data in each block of the pool.
+    /// Number of requests whose data lies in each block of the pool.
     users: Vec<u16>,
 }
 
-// SAFETY: `base` points into the pool that goes wherever this goes.
+// SAFETY: `base` points into the pool, which moves together with this value.
 unsafe impl Send for Inbox {}
 
 impl Inbox {
-    /// With something that has been received already.
+    /// Creates an inbox that begins with bytes received earlier.
+    ///
+    /// # Errors
+    /// EMSGSIZE if the pool has no free block or `read_ahead` is longer than a block.
     pub(super) fn new(pool: &mut Pool, read_ahead: &[u8]) -> io::Result<Inbox> {
         let span = pool.take(BLOCK).filter(|_| read_ahead.len() <= BLOCK);
         let span = span.ok_or_else(|| io::Error::from_raw_os_error(libc::EMSGSIZE))?;
@@ -44,7 +46,7 @@ impl Inbox {
             window: MIN_WINDOW,
             users: vec![0; pool.blocks()],
         };
-        // SAFETY: it fits into the block, which nobody else uses.
+        // SAFETY: the bytes fit into the block, and nobody else uses it.
         unsafe {
             inbox
                 .base
@@ -57,10 +59,10 @@ impl Inbox {
         self.end - self.start
     }
 
-    /// The next `len` bytes, if they are here.
+    /// Returns the next `len` bytes without consuming them, if they have been received.
     #[inline]
     pub(super) fn peek(&self, len: usize) -> Option<&[u8]> {
-        // SAFETY: received bytes of our block; `users` keeps others' hands off.
+        // SAFETY: these are received bytes of our block, which `users` keeps from being reused.
         (len <= self.len())
             .then(|| unsafe { std::slice::from_raw_parts(self.base.add(self.start), len) })
     }
@@ -71,13 +73,13 @@ impl Inbox {
         self.start += len;
     }
 
-    /// Use the next `len` bytes, which are here, in place until
-    /// [`Inbox::release`].
+    /// Lends the next `len` bytes to a request, in place, until [`Inbox::release`]. The bytes must
+    /// have been received. Returns their address and block.
     #[inline]
     pub(super) fn lend(&mut self, len: usize) -> (*mut u8, usize) {
         let block = self.span.block();
         self.users[block] += 1;
-        // SAFETY: within the block.
+        // SAFETY: `start` lies within the block.
         let at = unsafe { self.base.add(self.start) };
         self.consume(len);
         (at, block)
@@ -91,19 +93,20 @@ impl Inbox {
         }
     }
 
-    /// Move up to `len` of the next bytes to `to`. Returns how many.
+    /// Moves up to `len` of the next bytes to `to`. Returns the number of bytes moved.
     ///
     /// # Safety
-    /// There is room for `len` bytes.
+    /// `to` has room for `len` bytes.
     pub(super) unsafe fn copy_out(&mut self, to: *mut u8, len: usize) -> usize {
         let len = len.min(self.len());
-        // SAFETY: received bytes; `to` is somewhere else, says the caller.
+        // SAFETY: these are received bytes; the caller guarantees that `to` has room and lies
+        // elsewhere.
         unsafe { to.copy_from_nonoverlapping(self.base.add(self.start), len) };
         self.consume(len);
         len
     }
 
-    /// Where to receive, and how much at most; None: there is no memory now.
+    /// Returns where to receive and at most how many bytes; None if the pool has no free block.
     pub(super) fn room(&mut self, pool: &mut Pool) -> Option<(*mut u8, usize)> {
         if self.users[self.span.block()] == 0 {
             if self.start == self.end {
@@ -115,20 +118,20 @@ impl Inbox {
             let span = pool.take(BLOCK)?;
             self.move_to(span, pool.at(span));
         }
-        // SAFETY: within the block.
+        // SAFETY: `end` lies within the block.
         let at = unsafe { self.base.add(self.end) };
         Some((at, self.window.min(BLOCK - self.end)))
     }
 
-    /// Move what is here to the start of a block.
+    /// Moves the unparsed bytes to the start of a block and continues there.
     fn move_to(&mut self, span: Span, base: *mut u8) {
-        // SAFETY: both are whole blocks; what is overwritten was consumed.
+        // SAFETY: both are whole blocks, and the overwritten bytes have been consumed.
         unsafe { base.copy_from(self.base.add(self.start), self.len()) };
         (self.start, self.end) = (0, self.len());
         (self.span, self.base) = (span, base);
     }
 
-    /// So many bytes have been received where there was room for `room`.
+    /// Accounts for `len` received bytes. If they filled `room`, the next receive is larger.
     pub(super) fn received(&mut self, len: usize, room: usize) {
         self.end += len;
         if len == room {
@@ -136,12 +139,12 @@ impl Inbox {
         }
     }
 
-    /// A large payload begins: more of them may follow.
+    /// Shrinks the window when a large payload begins, since more large payloads may follow.
     pub(super) fn narrow(&mut self) {
         self.window = MIN_WINDOW;
     }
 
-    /// Give back everything but what requests use.
+    /// Drops all unparsed bytes.
     pub(super) fn clear(&mut self) {
         self.start = self.end;
     }

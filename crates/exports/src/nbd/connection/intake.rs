@@ -1,4 +1,4 @@
-//! From received bytes to requests.
+//! Parses received bytes and turns commands into requests.
 
 use super::check::{Kind, Refusal, Verdict, check, check_range};
 use super::inbox::IN_PLACE;
@@ -11,31 +11,32 @@ use fathom_units::cause;
 use libc::iovec;
 use std::cmp::min;
 
-/// Bytes of data that one `pop` starts to move at most, or one request more:
-/// other connections of the worker have their turn.
+/// Bytes of data that one `pop` starts to move, exceeded by at most one request. The limit gives
+/// the other connections of the worker their turn.
 const BUDGET: u64 = 512 << 10;
 
-/// Requests in flight of commands that are carried out piece by piece.
+/// Maximum number of requests in flight for commands that are split into pieces.
 const SPLIT_IN_FLIGHT: usize = 4;
 
-/// With more data waiting to be sent, long reads do not go on.
+/// Bytes of data waiting to be sent from which long reads pause.
 const SPLIT_WAITING: usize = BLOCK;
 
-/// With more data waiting to be sent, nothing more is taken on: the client
-/// does not read faster, and what waits falls out of the CPU's cache. More
-/// than long reads can leave waiting, so that other requests get past them.
+/// Bytes of data waiting to be sent from which no command is accepted.
+///
+/// The client does not read fast enough, and waiting data falls out of the CPU's cache. The limit
+/// exceeds what long reads can leave waiting, so that other requests can overtake them.
 const MAX_WAITING: usize = SPLIT_WAITING + (SPLIT_IN_FLIGHT + 1) * BLOCK;
 
-/// For extents in the disk's answer to a block status.
+/// Size in bytes of the buffer for extents in the disk's reply to a block status.
 const STATUS_BYTES: usize = 16 << 10;
 
-/// What one `pop` works with.
+/// State of one call of `pop`.
 pub(super) struct Intake<'a> {
     pub cx: &'a mut Cx,
     pub batch: &'a mut Vec<RequestId>,
     pub room: usize,
     pub budget: u64,
-    /// Commands that were answered without a request.
+    /// Number of commands that were answered without a request.
     pub answered: u32,
 }
 
@@ -51,23 +52,24 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// The longest payload of a refused command that is received and dropped (bytes). A client that announces more is
-/// disconnected.
+/// Longest payload of a refused command that is received and dropped, in bytes. A client that
+/// announces a longer one is disconnected.
 const MAX_DROPPED: u64 = u32::MAX as u64;
 
-/// The payload of a command, while it is being received.
+/// The payload of a command that is being received.
 pub(super) struct Payload {
-    /// The write that the payload belongs to. None: the command was refused, and the payload is dropped.
+    /// The write that the payload belongs to, or None if the command was refused and its payload is
+    /// dropped.
     pub command: Option<u16>,
-    /// The error reply of a refused command, which follows its payload.
+    /// The error reply to a refused command, sent after its payload has been received.
     pub refusal: Option<(To, Refusal)>,
-    /// Bytes that belong to no piece yet.
+    /// Bytes that are not part of a piece yet.
     pub left: u64,
-    /// Where it is being received.
+    /// The piece that is being received.
     pub piece: Option<Piece>,
 }
 
-/// A part of a payload, on its way to the disk.
+/// A part of a payload that becomes one request.
 pub(super) struct Piece {
     pub span: Span,
     pub len: usize,
@@ -75,13 +77,14 @@ pub(super) struct Piece {
 }
 
 impl Payload {
-    /// The rest of the piece that is being received.
+    /// Returns the unfilled part of the current piece: its span, the bytes filled, and the bytes
+    /// left.
     pub(super) fn target(&self) -> Option<(Span, usize, usize)> {
         let piece = self.piece.as_ref()?;
         Some((piece.span, piece.filled, piece.len - piece.filled))
     }
 
-    /// Whether the client still owes some of the payload.
+    /// Returns true if the client has not sent all of the payload.
     pub(super) fn is_incomplete(&self) -> bool {
         let piece = self.piece.as_ref();
         self.left > 0 || piece.is_some_and(|piece| piece.filled < piece.len)
@@ -93,25 +96,25 @@ impl Payload {
         }
     }
 
-    /// The memory that it had.
+    /// Returns the memory of the current piece.
     pub(super) fn into_span(self) -> Option<Span> {
         self.piece.map(|piece| piece.span)
     }
 }
 
-/// Why no more is taken on.
+/// Why the intake stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// Everything that was received is understood.
+    /// All received bytes are parsed.
     NeedsBytes,
-    /// Memory, room for requests, or the client's reading of replies.
+    /// There is no memory or no free request, or the client does not read its replies.
     NeedsRoom,
-    /// It has had its share of this turn.
+    /// The connection has used its share of this iteration.
     HadItsTurn,
 }
 
 impl NbdSource {
-    /// Take on what there is.
+    /// Accepts commands until bytes, room or budget run out.
     pub(super) fn take_in(&mut self, intake: &mut Intake<'_>) -> Stop {
         if !self.issue_split(intake) {
             return Stop::NeedsRoom;
@@ -133,7 +136,7 @@ impl NbdSource {
         Stop::NeedsBytes
     }
 
-    /// One command, or nothing if it cannot be taken on now.
+    /// Accepts one command. Returns an error, with the command left in the inbox, if it must wait.
     #[inline]
     fn take_command(&mut self, intake: &mut Intake<'_>) -> Result<(), Stop> {
         let header_len = self.agreed.replies.request_len();
@@ -170,8 +173,10 @@ impl NbdSource {
         }
     }
 
-    /// Refuses a command. The error reply follows the command's payload: clients send a command as a whole before
-    /// they expect its reply, and libnbd drops a connection whose server replies earlier.
+    /// Refuses a command. The error reply is sent after the command's payload has been received.
+    ///
+    /// Clients send a whole command before they expect its reply, and libnbd drops a connection
+    /// whose server replies earlier.
     #[cold]
     fn refuse(&mut self, header: &RequestHeader, refusal: Refusal, intake: &mut Intake<'_>) {
         self.inbox.consume(self.agreed.replies.request_len());
@@ -202,9 +207,11 @@ impl NbdSource {
         self.answered += 1;
     }
 
-    /// Starts a command of which `received` bytes, all of it, are next in the inbox. They stay there if the command
-    /// cannot start yet: a read in one piece starts when there is memory for all of its data, so that commands which
-    /// have started never wait for each other's memory.
+    /// Starts a command whose `received` bytes, header and any payload, are next in the inbox.
+    ///
+    /// The bytes stay in the inbox if the command cannot start yet. A read in one piece starts only
+    /// when all of its memory is available, so that started commands never wait for each other's
+    /// memory.
     #[inline]
     fn begin(
         &mut self,
@@ -241,7 +248,7 @@ impl NbdSource {
         }
     }
 
-    /// Bytes that one request of this kind moves, or is about, at most.
+    /// Returns the maximum number of bytes that one request of this kind covers.
     #[inline]
     pub(super) fn longest(&self, kind: Kind) -> u64 {
         match kind {
@@ -252,7 +259,8 @@ impl NbdSource {
         }
     }
 
-    /// Takes the memory for all data of a read in one piece, unless it has been taken. False: there is not enough.
+    /// Takes memory for all data of a read in one piece, unless it has been taken. Returns false if
+    /// there is not enough.
     #[inline]
     fn take_memory(&mut self, index: u16) -> bool {
         let command = &mut self.table[index];
@@ -275,7 +283,8 @@ impl NbdSource {
         command.issued == command.len
     }
 
-    /// A small write is used where it is; a large one gets memory of its own.
+    /// Starts a write. A small payload is used in place; a large one is received into its own
+    /// pages.
     #[inline]
     fn begin_write(&mut self, header: &RequestHeader, intake: &mut Intake<'_>) -> Result<(), Stop> {
         let header_len = self.agreed.replies.request_len();
@@ -307,7 +316,7 @@ impl NbdSource {
         Ok(())
     }
 
-    /// A block status with a payload: the range, and for which contexts.
+    /// Starts a block status whose payload holds the range and the contexts.
     #[cold]
     fn begin_filtered(
         &mut self,
@@ -340,7 +349,7 @@ impl NbdSource {
         self.begin(kind, header, len, header_len + ONE, intake)
     }
 
-    /// Receives more of a payload: a piece that is complete becomes a request.
+    /// Receives more of a payload. Each complete piece becomes a request.
     fn take_payload(&mut self, intake: &mut Intake<'_>) -> Result<(), Stop> {
         let Some(payload) = &mut self.payload else {
             return Ok(());
@@ -375,7 +384,7 @@ impl NbdSource {
             }
         };
         let at = self.pool.at(piece.span);
-        // SAFETY: the rest of the piece, which is ours.
+        // SAFETY: `copy_out` fills at most the rest of the piece, which belongs to this connection.
         piece.filled += unsafe {
             self.inbox
                 .copy_out(at.add(piece.filled), piece.len - piece.filled)
@@ -395,8 +404,9 @@ impl NbdSource {
         Ok(())
     }
 
-    /// Issues the next pieces of commands that are carried out piece by piece, one of each in turn. Returns false if
-    /// a command lacks memory; the other commands are issued nevertheless, since their memory may be what is missing.
+    /// Issues the next pieces of split commands, one of each command in turn. Returns false if a
+    /// command lacks memory. The other commands are issued nevertheless, since they may hold the
+    /// missing memory.
     fn issue_split(&mut self, intake: &mut Intake<'_>) -> bool {
         let (mut idle, mut has_memory) = (0, true);
         while idle < self.splitting.len()
@@ -425,8 +435,8 @@ impl NbdSource {
         !grows || self.outbox.waiting() < SPLIT_WAITING
     }
 
-    /// Make a request of the next piece of a command. False: there is no room
-    /// for it.
+    /// Issues a request for the next piece of a command. Returns false if there is no free request
+    /// or no memory.
     #[inline]
     fn issue(&mut self, index: u16, intake: &mut Intake<'_>) -> bool {
         if intake.room == 0 {
@@ -434,7 +444,7 @@ impl NbdSource {
         }
         let longest = self.longest(self.table[index].kind);
         let command = &mut self.table[index];
-        // The pages of a read in one piece are counted from its start.
+        // The spans of a read in one piece are indexed from the start of the read.
         let longest = match command.kind {
             Kind::Read { whole: true } => longest,
             _ if command.split => up_to_a_block(command.offset + command.issued, longest),
@@ -454,7 +464,7 @@ impl NbdSource {
         }
         let (whole, issued) = (command.kind == (Kind::Read { whole: true }), command.issued);
         let span = match whole {
-            // (A command of the server before this one has no memory yet.)
+            // A command that was handed over by another process has no memory yet.
             true => match self.take_memory(index) {
                 true => Some(self.table[index].spans[issued as usize / BLOCK]),
                 false => None,
@@ -469,7 +479,7 @@ impl NbdSource {
         true
     }
 
-    /// The request for the next `len` bytes of a command, with its data.
+    /// Issues the request for the next `len` bytes of a command, with its buffer.
     #[inline]
     fn push(
         &mut self,
@@ -519,14 +529,14 @@ fn fill(request: &mut Request, kind: Kind) {
     };
 }
 
-/// What is left of `longest` from `at` to a block's end: only at its ends does a
-/// command that is carried out piece by piece touch parts of blocks.
+/// Returns how many bytes, at most `longest`, a request at `at` covers if it ends at a page
+/// boundary. Thus a split command touches parts of blocks only at its own ends.
 #[inline]
 fn up_to_a_block(at: u64, longest: u64) -> u64 {
     longest - at % min(longest, PAGE as u64)
 }
 
-/// The longest range of a request, in whole blocks of any size that NBD knows.
+/// Returns the maximum length of a range request, rounded down to 64 KiB or at least to sectors.
 fn max_len(limits: Option<fathom_core::RangeLimits>) -> u64 {
     let len = limits.map_or(u64::MAX, |limits| limits.max_len);
     (len & !0xffff).max(len.min(0xffff) & !511).max(512)

@@ -1,4 +1,4 @@
-//! Receiving, and the connection's end.
+//! Receives, sends, and ends a connection.
 
 use super::{Ending, NbdSource, RECEIVE, SEND};
 use fathom_core::{Cx, SocketIo, SocketIoKind};
@@ -8,19 +8,18 @@ use libc::{iovec, msghdr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Where a receive puts its bytes: the rest of a large payload, then what
-/// follows.
+/// The receive operation: its bytes go to the rest of a large payload, then to the inbox.
 pub(super) struct Receive {
     message: msghdr,
     iovecs: [iovec; 2],
     count: usize,
-    /// Bytes of it that are for a payload.
+    /// Bytes of the message that belong to a payload.
     for_payload: usize,
     pub(super) in_flight: bool,
     cancelled: bool,
 }
 
-// SAFETY: the pointers lead into this value and into what goes with it.
+// SAFETY: the pointers lead into this box and into memory that moves together with it.
 unsafe impl Send for Receive {}
 
 impl Receive {
@@ -30,7 +29,7 @@ impl Receive {
             iov_len: 0,
         };
         Box::new(Receive {
-            // SAFETY: all zeroes are a message of nothing.
+            // SAFETY: an all-zero msghdr is an empty message.
             message: unsafe { std::mem::zeroed() },
             iovecs: [nothing; 2],
             count: 0,
@@ -50,19 +49,19 @@ impl Receive {
         }
     }
 
-    /// It may be received again.
+    /// Allows receives again after a cancellation.
     pub(super) fn forget_cancel(&mut self) {
         self.cancelled = false;
     }
 
-    /// How much the last iovec has room for.
+    /// Returns the size of the last iovec.
     fn last_room(&self) -> usize {
         self.iovecs[self.count - 1].iov_len
     }
 }
 
 impl NbdSource {
-    /// Receive more, unless that is under way or useless now.
+    /// Starts a receive, unless one is in flight or the connection is not served.
     pub(super) fn receive(&mut self, cx: &mut Cx) {
         let Some(id) = self.id.filter(|_| self.serving && !self.receive.in_flight) else {
             return;
@@ -76,7 +75,7 @@ impl NbdSource {
         } else {
             let target = self.payload.as_ref().and_then(|payload| payload.target());
             if let Some((span, filled, len)) = target {
-                // SAFETY: within the span.
+                // SAFETY: the address lies within the span.
                 let at = unsafe { self.pool.at(span).add(filled) };
                 self.receive.for_payload = len;
                 self.receive.add((at, len));
@@ -85,7 +84,7 @@ impl NbdSource {
             room.into_iter().for_each(|room| self.receive.add(room));
         }
         if self.receive.count == 0 {
-            return; // until there is memory again
+            return; // the connection waits for memory
         }
         self.receive.message.msg_iov = self.receive.iovecs.as_mut_ptr();
         self.receive.message.msg_iovlen = self.receive.count as _;
@@ -94,8 +93,8 @@ impl NbdSource {
             socket: self.socket.as_raw_fd(),
             message: &mut self.receive.message,
         };
-        // SAFETY: the box, the pages and the inbox stay until the completion:
-        // a source is not given back before, and nobody else receives.
+        // SAFETY: the box, the pages and the inbox stay until the completion: the source is not
+        // given back before, and nobody else receives.
         unsafe { cx.engine.push_socket(io, id.token(RECEIVE)) };
         self.receive.in_flight = true;
     }
@@ -104,7 +103,7 @@ impl NbdSource {
         self.receive.in_flight = false;
         match result {
             ..0 if self.receive.cancelled => {}
-            // It is heard of again.
+            // The next receive returns the same result once the connection resumes.
             ..=0 if self.held => {}
             ..0 => self.lost(-result),
             0 => self.leave(Ending::Vanished {
@@ -129,14 +128,13 @@ impl NbdSource {
         }
     }
 
-    /// With TLS: turn what was received into what would have been received
-    /// without.
+    /// Decrypts received TLS records into the payload or the inbox. Does nothing without TLS.
     pub(super) fn decrypt(&mut self) -> Result<(), String> {
         while let Some(tls) = &mut self.tls {
             let target = self.payload.as_ref().and_then(|payload| payload.target());
             let direct = target.is_some_and(|(_, _, len)| len > 0);
             let room = match target {
-                // SAFETY: within the span.
+                // SAFETY: the address lies within the span.
                 Some((span, filled, len)) if direct => unsafe {
                     Some((self.pool.at(span).add(filled), len))
                 },
@@ -145,8 +143,8 @@ impl NbdSource {
             let Some((at, len)) = room.filter(|(_, len)| *len > 0) else {
                 return Ok(());
             };
-            // SAFETY: memory of ours that nobody uses meanwhile; the system
-            // has initialised it.
+            // SAFETY: this memory belongs to the connection, nobody else uses it meanwhile, and the
+            // kernel has initialised it.
             match tls.open(unsafe { std::slice::from_raw_parts_mut(at, len) })? {
                 Opened::Nothing => return Ok(()),
                 Opened::Bytes(bytes) if direct => {
@@ -163,7 +161,7 @@ impl NbdSource {
         Ok(())
     }
 
-    /// The socket has failed: nobody hears us any more.
+    /// Handles a failed socket: no more replies reach the client.
     pub(super) fn lost(&mut self, errno: i32) {
         self.mute = true;
         let unanswered = self.table.used();
@@ -173,7 +171,7 @@ impl NbdSource {
         });
     }
 
-    /// Take nothing more on. Only the first reason counts.
+    /// Stops accepting commands. Only the first reason is recorded.
     pub(super) fn leave(&mut self, ending: Ending) {
         if !std::mem::take(&mut self.serving) {
             return;
@@ -185,7 +183,7 @@ impl NbdSource {
         self.ending = ending;
     }
 
-    /// Send what there is to send.
+    /// Sends the pending replies.
     pub(super) fn send(&mut self, cx: &mut Cx) {
         if self.held {
             return;
@@ -211,8 +209,8 @@ impl NbdSource {
         }
     }
 
-    /// Once nothing is served any more: end what need not go on, and say when
-    /// all has ended.
+    /// Once the connection is not served, cancels the receive, and reports the end when nothing is
+    /// in flight.
     pub(super) fn settle(&mut self, cx: &mut Cx) {
         let Some(id) = self.id.filter(|_| !self.serving) else {
             return;
@@ -233,7 +231,7 @@ impl NbdSource {
             }
         }
         if self.outbox.in_flight() && self.stopping {
-            // What the client does not take at once is lost.
+            // Bytes that the client has not accepted by now are lost.
             self.mute = true;
             cx.engine.cancel_socket(id.token(SEND));
         }

@@ -1,22 +1,22 @@
-//! One connection in the transmission phase: a source of its disk's requests.
+//! One NBD connection in the transmission phase: a source of requests to its disk.
 //!
-//! - `life` receives into the `inbox` (or a large payload's own pages), and
-//!   ends,
-//! - `intake` makes requests of it, which `check` has found to be in order,
-//! - `answer` makes replies of requests that are done,
-//! - `outbox` sends them,
-//! - `mover` tells a server that takes the disk over what changes,
-//! - `state` holds a connection up, and takes it to another process.
+//! - `life` receives into the `inbox`, or into a large payload's own pages, and ends the
+//!   connection.
+//! - `intake` turns received commands into requests, after `check` has validated them.
+//! - `answer` turns completed requests into replies.
+//! - `outbox` sends the replies.
+//! - `mover` tells a server that takes over the disk which blocks change.
+//! - `state` pauses a connection and hands it over to another process.
 //!
-//! All memory is the connection's own `pool`: when it is used up, or there is
-//! no room for more requests, or replies are not read, nothing is received
-//! any more, and the client waits.
+//! All data memory comes from the connection's own `pool`. If the pool or the free requests run
+//! out, or the client does not read its replies, the connection stops receiving and the client
+//! waits.
 //!
 //! # Commands
 //!
-//! - One receive takes in all commands that the socket has. The payload of a small write is used
+//! - One receive accepts all commands that the socket holds. The payload of a small write is used
 //!   where it was received. A large payload is received into pages of its own, which suit O_DIRECT.
-//! - A long command becomes several requests of 256 KiB, so that other commands get past it.
+//! - A long command becomes several requests of 256 KiB, so that other commands can overtake it.
 //! - After NBD_CMD_DISC, every command gets its reply before the socket closes. If the client
 //!   vanishes, its requests complete, and the source leaves its worker when the kernel no longer
 //!   uses its memory.
@@ -55,41 +55,41 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use table::Table;
 
-/// A connection whose handshake is over.
+/// A connection that has completed its handshake.
 pub struct Stream {
-    /// Connected.
+    /// The connected socket.
     pub socket: OwnedFd,
-    /// Its handshake is over, too, and nothing waits to be written.
+    /// The TLS session. Its handshake is complete, and it has no bytes to write.
     pub tls: Option<Box<rustls::Connection>>,
-    /// What was received behind the handshake (with TLS: as plain text).
+    /// Bytes received after the handshake; with TLS, their plain text.
     pub read_ahead: Vec<u8>,
 }
 
-/// What the handshake has agreed upon.
+/// Result of the handshake's negotiation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agreed {
     pub replies: Replies,
-    /// The id of base:allocation, if the client has asked for it.
+    /// Id of `base:allocation`, if the client has selected it.
     pub allocation_context: Option<u32>,
-    /// Likewise, of the export's dirty bitmap.
+    /// Id of the context of the export's dirty bitmap, if the client has selected it.
     pub bitmap_context: Option<u32>,
 }
 
-/// The disk as this connection's client sees it, from beginning to end: a
-/// later resize is for later connections.
+/// The disk as this connection's client sees it. The view stays the same until the end; only later
+/// connections see a resize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportView {
-    /// For the log.
+    /// Name of the export, for the log.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// What clients are told that offsets and lengths must be multiples of.
-    /// All are served: clients need not ask, and then may send any.
+    /// Minimum block size in bytes that is announced to clients. The server accepts any offset and
+    /// length, since clients need not ask for block sizes.
     pub minimum_block: u32,
-    /// What they had better be multiples of.
+    /// Preferred block size in bytes.
     pub preferred_block: u32,
     pub read_only: bool,
-    /// A write is volatile until a flush, unless it says otherwise.
+    /// Writes are volatile until a flush, unless they carry FUA.
     pub write_cache: bool,
     pub discard: Option<RangeLimits>,
     pub write_zeroes: Option<RangeLimits>,
@@ -100,8 +100,8 @@ impl ExportView {
         ExportView {
             name: name.to_owned(),
             size: info.size,
-            // Parts of sectors are cheap to change here; those of larger
-            // blocks are not, and the client may know the rest of them.
+            // A write of part of a sector is cheap here. A write of part of a larger block is not,
+            // and the client may know the rest of the block.
             minimum_block: match info.block_size {
                 0..=512 => 1,
                 large => large,
@@ -114,8 +114,8 @@ impl ExportView {
         }
     }
 
-    /// The transmission flags to send to a client that has agreed on
-    /// `replies`. What they do not offer is refused.
+    /// Returns the transmission flags for a client that has negotiated `replies`. Commands that the
+    /// flags do not offer are refused.
     pub fn flags(&self, replies: Replies) -> u16 {
         use export_flag::*;
         let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;
@@ -130,25 +130,25 @@ impl ExportView {
     }
 }
 
-/// The id of contexts of changes.
+/// Id of the metadata contexts that report changes.
 pub const CHANGES_ID: u32 = 2;
 
-/// What one connection may use.
+/// Limits of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests in flight, 1 to 4096; the client's further ones wait in the
+    /// Maximum number of requests in flight, 1 to 4096. Further requests of the client wait in the
     /// socket.
     pub requests: usize,
-    /// Bytes of data, [`Limits::MIN_MEMORY`] at least.
+    /// Bytes of data memory, at least [`Limits::MIN_MEMORY`].
     pub memory: usize,
 }
 
 impl Limits {
-    /// The payload of a write, and of a read that is answered in one piece
+    /// Maximum payload in bytes of a write, and of a read that is answered in one chunk
     /// (NBD_INFO_BLOCK_SIZE).
     pub const MAX_PAYLOAD: u32 = MAX_PAYLOAD;
 
-    /// One of the largest reads, and something beside it.
+    /// Minimum data memory in bytes: one read of the maximum length, and some other requests.
     pub const MIN_MEMORY: usize = MAX_PAYLOAD as usize + (8 << 20);
 }
 
@@ -161,21 +161,20 @@ impl Default for Limits {
     }
 }
 
-/// Called on the worker's thread, once, when a connection has ended and
-/// nothing of it is in flight: it is time to detach it. Must not block.
+/// Callback for the end of a connection. It is called once, on the worker's thread, when nothing is
+/// in flight and the source can be detached. It must not block.
 pub type OnEnd = Box<dyn FnOnce() + Send>;
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It has not: it was detached.
+    /// The server detached the connection.
     Detached,
-    /// By NBD_CMD_DISC.
+    /// The client sent NBD_CMD_DISC.
     Disconnected,
-    /// The client closed it without saying so, with so many requests not
-    /// answered.
+    /// The client closed the socket without NBD_CMD_DISC, with this number of unanswered requests.
     Vanished { unanswered: usize },
-    /// The client sent what cannot be followed, or the socket failed.
+    /// The client violated the protocol, or the socket failed.
     Failed(String),
 }
 
@@ -196,7 +195,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// What a connection is doing, for other threads to see.
+/// Activity of a connection, readable by other threads.
 #[derive(Debug, Default)]
 pub struct Activity {
     word: AtomicU64,
@@ -210,33 +209,32 @@ impl Activity {
         self.word.store(word, Ordering::Relaxed);
     }
 
-    /// Whether it is to be held when it is detached: see [`NbdSource::is_held`].
+    /// Sets whether the connection is held when it is detached: see [`NbdSource::is_held`].
     pub fn hold(&self, hold: bool) {
         self.hold.store(hold, Ordering::Relaxed);
     }
 
-    /// None: commands are being carried out. Otherwise how many have been: if
-    /// that is the same later, there was none meanwhile.
+    /// Returns the number of commands answered, or None while commands are being executed. An equal
+    /// number later means that there was no command in between.
     pub fn idle_after(&self) -> Option<u64> {
         let word = self.word.load(Ordering::Relaxed);
         (word & 1 == 0).then_some(word >> 1)
     }
 }
 
-/// The tags of a connection's own operations.
+/// Tags of the connection's socket operations.
 const RECEIVE: u8 = 0;
 const SEND: u8 = 1;
 
-/// Bytes that a Unix socket may hold for its reader, if the system's limit
-/// (net.core.wmem_max) allows it.
+/// Send buffer of a Unix socket in bytes. The kernel lowers it to net.core.wmem_max.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// Memory of a request, as its cookie.
+/// Memory of a request, encoded in the request's cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     Nothing,
     Pages(Span),
-    /// Of the inbox, in this block.
+    /// Bytes in this block of the inbox.
     InPlace(usize),
 }
 
@@ -266,44 +264,43 @@ impl Held {
 pub struct NbdSource {
     export: ExportView,
     agreed: Agreed,
-    /// It asks what changes.
+    /// Set if the client takes over the disk and asks which blocks change.
     mover: Option<Mover>,
     number: u16,
     socket: OwnedFd,
     tls: Option<Session>,
-    /// Once it is attached.
+    /// The source's id while it is attached.
     id: Option<SourceId>,
     receive: Box<Receive>,
     inbox: Inbox,
     payload: Option<Payload>,
     table: Table,
-    /// Commands that are carried out piece by piece and have pieces left.
+    /// Commands that are issued in pieces and have pieces left.
     splitting: VecDeque<u16>,
     split_in_flight: usize,
     outbox: Outbox,
-    /// There is more to take on, once others have had their turn.
+    /// There are more commands to accept after the other sources have had their turn.
     more: bool,
-    /// New commands are taken on.
+    /// The connection accepts commands.
     serving: bool,
-    /// It neither receives nor sends, and nothing of it is forgotten.
+    /// The connection neither receives nor sends, and keeps its state.
     held: bool,
     send_cancelled: bool,
-    /// The client hears nothing any more.
+    /// Replies no longer reach the client.
     mute: bool,
-    /// The worker is to give it back.
+    /// The worker is detaching the source.
     stopping: bool,
     stopped: bool,
     ending: Ending,
     on_end: Option<OnEnd>,
     answered: u64,
     activity: Arc<Activity>,
-    /// Last: others point into it.
+    /// Last field, so that it is dropped after the fields that point into it.
     pool: Pool,
 }
 
 impl NbdSource {
-    /// Serve a connection. `number` tells its requests from others' in
-    /// traces.
+    /// Creates a source for a connection. `number` identifies its requests in traces.
     pub fn new(
         stream: Stream,
         export: &ExportView,
@@ -312,13 +309,14 @@ impl NbdSource {
         number: u16,
         on_end: OnEnd,
     ) -> io::Result<NbdSource> {
-        // An engine that is to wait for a socket must be allowed to.
+        // Blocking mode: an engine that waits for a socket needs it.
         rustix::io::ioctl_fionbio(&stream.socket, false)?;
-        // A reply is complete when it is sent; only TCP can be told so.
+        // Replies are sent complete, so Nagle's algorithm only delays them. Fails for other sockets
+        // than TCP.
         let _ = sockopt::set_tcp_nodelay(&stream.socket, true);
         if sockopt::socket_domain(&stream.socket)? == AddressFamily::UNIX {
-            // Room for a large reply while the next is made. (TCP finds out
-            // by itself.)
+            // Room for a large reply while the next one is prepared. TCP sizes its buffer by
+            // itself.
             let _ = sockopt::set_socket_send_buffer_size(&stream.socket, SEND_BUFFER);
         }
         let mut pool = Pool::new(limits.memory.max(Limits::MIN_MEMORY))?;
@@ -352,17 +350,17 @@ impl NbdSource {
         })
     }
 
-    /// Why it ended, once it is detached: the server's one line of log.
+    /// Returns why the connection ended, for the server's log. Valid once it is detached.
     pub fn ending(&self) -> &Ending {
         &self.ending
     }
 
-    /// Commands answered so far.
+    /// Returns the number of commands answered so far.
     pub fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Its client's.
+    /// Returns the client's socket.
     pub fn socket(&self) -> &OwnedFd {
         &self.socket
     }
@@ -371,12 +369,12 @@ impl NbdSource {
         self.tls.is_some()
     }
 
-    /// What it is doing while it is attached.
+    /// Returns the activity of the connection while it is attached.
     pub fn activity(&self) -> Arc<Activity> {
         self.activity.clone()
     }
 
-    /// A write whose data the client still owes is not being carried out.
+    /// Updates the activity. A write whose payload is incomplete does not count as being executed.
     #[inline]
     fn note_activity(&self) {
         let payload = self.payload.as_ref();
@@ -397,7 +395,7 @@ impl Source for NbdSource {
     fn start(&mut self, cx: &mut Cx, id: SourceId) -> io::Result<()> {
         self.id = Some(id);
         cx.engine.add_socket(self.socket.as_fd())?;
-        // Of one that was held there may be replies.
+        // A connection that was held may have unsent replies.
         self.send(cx);
         Ok(())
     }
@@ -416,8 +414,8 @@ impl Source for NbdSource {
         self.more
     }
 
-    /// With a disk that completes at once, the next receive waits for the
-    /// replies: both go to the kernel together.
+    /// Pops requests. With a disk that completes immediately, the next receive waits for the
+    /// replies, so that both reach the kernel in one call.
     fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
         let before = batch.len();
         let mut intake = Intake::new(cx, room, batch);

@@ -1,4 +1,4 @@
-//! Commands of a server that takes the disk over: see `moving.rs`.
+//! Commands from a server that takes over the disk: see `moving.rs`.
 
 use super::check::{Kind, check_range};
 use super::intake::Intake;
@@ -8,12 +8,12 @@ use crate::nbd::moving::Mover;
 use fathom_nbd::protocol::{CHANGED, ErrorCode, RequestHeader, command};
 
 impl NbdSource {
-    /// Tell this client, from now on, what changes; nothing else has a status for it.
+    /// Reports changes to this client from now on. Its block status reports nothing else.
     pub fn tell_changes(&mut self, mover: Mover) {
         self.mover = Some(mover);
     }
 
-    /// Answers the commands that are for such clients only. False: it is another one.
+    /// Answers the commands that only such clients send. Returns false for any other command.
     #[cold]
     pub(super) fn answer_mover(&mut self, header: &RequestHeader, intake: &mut Intake<'_>) -> bool {
         let Some(mover) = &self.mover else {
@@ -24,7 +24,7 @@ impl NbdSource {
             offset: header.offset,
         };
         let refused = match header.command {
-            // (With a payload it is a filter, which is for other contexts.)
+            // A command with a payload is a filter, which is for other contexts.
             command::BLOCK_STATUS if header.flags == 0 => {
                 let kind = Kind::BlockStatus { one: false };
                 let end = header.offset.saturating_add(header.len);
@@ -54,7 +54,7 @@ impl NbdSource {
         }
         self.inbox.consume(self.agreed.replies.request_len());
         self.answered_early(intake);
-        // Guests wait for the worker meanwhile: one in a turn.
+        // Guests wait for the worker meanwhile, so each iteration answers only one such command.
         intake.budget = 0;
         true
     }

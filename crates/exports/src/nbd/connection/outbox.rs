@@ -1,5 +1,5 @@
-//! Replies on their way: all that are ready go in one system call, headers
-//! and data where they are.
+//! Queue of replies. One system call sends all replies that are ready, with headers and data in
+//! place.
 
 use super::pool::{Pool, Span};
 use fathom_core::{Cx, SocketIo, SocketIoKind, Token};
@@ -7,26 +7,25 @@ use fathom_tls::Session;
 use libc::{iovec, msghdr};
 use std::os::fd::RawFd;
 
-/// The most iovecs in one call (UIO_MAXIOV).
+/// Maximum number of iovecs in one call (UIO_MAXIOV).
 const MAX_IOVECS: usize = 1024;
 
-/// Beyond so many bytes of headers nothing more is taken on: the client does
-/// not read its replies.
+/// Bytes of waiting headers from which no command is accepted, since the client does not read its
+/// replies.
 const FULL: usize = 128 << 10;
 
-/// Replies that go out together.
+/// Replies that are sent together.
 #[derive(Default)]
 struct Batch {
-    /// Headers, and what else is small.
+    /// Headers and other small parts.
     bytes: Vec<u8>,
-    /// In order; those of `bytes` have an offset for an address as long as
-    /// `bytes` may grow.
+    /// Parts in order. While `bytes` may grow, the address of a part in `bytes` is its offset.
     iovecs: Vec<iovec>,
-    /// For each iovec the pages to give back once it is sent.
+    /// For each iovec, the pages to release once it is sent.
     spans: Vec<Option<Span>>,
-    /// Which iovecs are of `bytes`.
+    /// Indices of the iovecs that point into `bytes`.
     of_bytes: Vec<u32>,
-    /// Iovecs that have been sent.
+    /// Number of iovecs that have been sent.
     sent: usize,
 }
 
@@ -34,15 +33,15 @@ pub(super) struct Outbox {
     building: Batch,
     sending: Batch,
     message: Box<msghdr>,
-    /// With TLS, what is being sent: one iovec at most.
+    /// With TLS, the encrypted bytes that are being sent: at most one iovec.
     sealed: [iovec; 1],
     in_flight: bool,
-    /// Bytes of data that wait.
+    /// Bytes of data waiting to be sent.
     data: usize,
 }
 
-// SAFETY: the pointers lead into the batches, and into the pool that goes
-// wherever this goes.
+// SAFETY: the pointers lead into the batches, and into the pool, which moves together with this
+// value.
 unsafe impl Send for Outbox {}
 
 impl Outbox {
@@ -50,7 +49,7 @@ impl Outbox {
         Outbox {
             building: Batch::default(),
             sending: Batch::default(),
-            // SAFETY: all zeroes are a message of nothing.
+            // SAFETY: an all-zero msghdr is an empty message.
             message: Box::new(unsafe { std::mem::zeroed() }),
             sealed: [NOTHING],
             in_flight: false,
@@ -58,13 +57,13 @@ impl Outbox {
         }
     }
 
-    /// Append a copy of this.
+    /// Appends a copy of `bytes`.
     #[inline]
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
         self.building.push_bytes(bytes);
     }
 
-    /// Append what is in the span from its beginning.
+    /// Appends `len` bytes at `at`, the start of `span`, which is released once they are sent.
     #[inline]
     pub(super) fn data(&mut self, at: *mut u8, len: usize, span: Span) {
         let iov = iovec {
@@ -80,7 +79,7 @@ impl Outbox {
         self.building.bytes.len() >= FULL
     }
 
-    /// Bytes of data that wait to be sent.
+    /// Returns the number of bytes of data waiting to be sent.
     pub(super) fn waiting(&self) -> usize {
         self.data
     }
@@ -89,13 +88,16 @@ impl Outbox {
         self.in_flight
     }
 
-    /// Nothing waits, nothing is being sent.
+    /// Returns true if nothing waits and nothing is being sent.
     pub(super) fn is_empty(&self, tls: Option<&Session>) -> bool {
         let plain = self.building.iovecs.is_empty() && self.sending.is_sent();
         !self.in_flight && plain && tls.is_none_or(Session::is_sent)
     }
 
-    /// Send what there is, unless something is being sent. Err: TLS failed.
+    /// Starts a send of everything that waits, unless a send is in flight.
+    ///
+    /// # Errors
+    /// The TLS session failed.
     pub(super) fn start(
         &mut self,
         cx: &mut Cx,
@@ -120,22 +122,22 @@ impl Outbox {
                 socket,
                 message,
             };
-            // SAFETY: `sending`, `message` and the pages stay until `sent` has
-            // been called: a source is not given back before.
+            // SAFETY: `sending`, `message` and the pages stay until `sent` has been called, since
+            // the source is not given back before.
             unsafe { cx.engine.push_socket(io, token) };
             self.in_flight = true;
         }
         Ok(())
     }
 
-    /// The next iovecs, and how many.
+    /// Returns the next iovecs to send: their address and number.
     fn plain(&mut self) -> Option<(*mut iovec, usize)> {
         self.next_batch();
         let left = &mut self.sending.iovecs[self.sending.sent..];
         (!left.is_empty()).then(|| (left.as_mut_ptr(), left.len().min(MAX_IOVECS)))
     }
 
-    /// Likewise, encrypted.
+    /// Encrypts the waiting bytes and returns the iovec of the encrypted bytes.
     fn sealed(
         &mut self,
         tls: &mut Session,
@@ -146,7 +148,7 @@ impl Outbox {
             let Some(first) = self.sending.iovecs.get(self.sending.sent) else {
                 break;
             };
-            // SAFETY: an iovec of the outbox: valid until it has been sent.
+            // SAFETY: iovecs of the outbox are valid until they have been sent.
             let plain = unsafe { std::slice::from_raw_parts(first.iov_base.cast(), first.iov_len) };
             let len = tls.seal(plain)?;
             self.advance(len, pool);
@@ -168,7 +170,7 @@ impl Outbox {
         }
     }
 
-    /// All that is still to be sent. Nothing is being sent.
+    /// Returns a copy of all bytes that are still to be sent. No send may be in flight.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut all = Vec::new();
         for batch in [&self.sending, &self.building] {
@@ -178,7 +180,8 @@ impl Outbox {
                     all.extend_from_slice(&batch.bytes[at..at + iov.iov_len]);
                 } else {
                     let at = iov.iov_base.cast::<u8>();
-                    // SAFETY: pages of the pool, or sealed bytes, that stay until they are sent.
+                    // SAFETY: the iovec leads into pages of the pool or sealed bytes, which stay
+                    // until they are sent.
                     all.extend(unsafe { std::slice::from_raw_parts(at, iov.iov_len) });
                 }
             }
@@ -186,7 +189,7 @@ impl Outbox {
         all
     }
 
-    /// The send has completed; of TLS's bytes if there is TLS.
+    /// Accounts for a completed send of `bytes` bytes; with TLS, of encrypted bytes.
     pub(super) fn sent(&mut self, bytes: usize, tls: Option<&mut Session>, pool: &mut Pool) {
         self.in_flight = false;
         match tls {
@@ -213,7 +216,7 @@ impl Outbox {
         }
     }
 
-    /// Nobody reads any more: forget everything. Nothing is in flight.
+    /// Drops all replies, since the client no longer reads. No send may be in flight.
     pub(super) fn give_up(&mut self, pool: &mut Pool) {
         for batch in [&mut self.sending, &mut self.building] {
             let spans = batch.spans[batch.sent..].iter().flatten();
@@ -247,7 +250,7 @@ impl Batch {
         self.spans.push(None);
     }
 
-    /// `bytes` does not grow any more: offsets become addresses.
+    /// Turns offsets into addresses once `bytes` no longer grows.
     fn seal(&mut self) {
         let base = self.bytes.as_mut_ptr();
         for index in self.of_bytes.drain(..) {

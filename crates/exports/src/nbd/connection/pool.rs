@@ -1,12 +1,12 @@
-//! A connection's memory for data: bounded, and aligned to pages, so that
-//! files that are opened for direct I/O need no copy of it.
+//! Data memory of a connection: bounded, and aligned to pages, so that files opened for direct I/O
+//! need no copy.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io;
 
 pub(super) const PAGE: usize = 4096;
 
-/// The largest span: as many pages as a word has bits.
+/// Size of the largest span in bytes: 64 pages, the number of bits in a word.
 pub(super) const BLOCK: usize = 64 * PAGE;
 
 /// Consecutive pages of one block.
@@ -17,7 +17,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// As a request's cookie.
+    /// Encodes the span as a request's cookie.
     pub(super) fn to_u64(self) -> u64 {
         u64::from(self.pages) << 32 | u64::from(self.page)
     }
@@ -29,7 +29,7 @@ impl Span {
         }
     }
 
-    /// All of a block.
+    /// Returns the span of a whole block.
     pub(super) fn whole(block: usize) -> Span {
         Span {
             page: block as u32 * 64,
@@ -37,7 +37,7 @@ impl Span {
         }
     }
 
-    /// The number of the block that it lies in.
+    /// Returns the number of the block that contains the span.
     pub(super) fn block(self) -> usize {
         self.page as usize / 64
     }
@@ -47,31 +47,31 @@ impl Span {
     }
 }
 
-/// The lowest `pages` bits.
+/// Returns a mask of the lowest `pages` bits.
 fn mask(pages: u32) -> u64 {
     u64::MAX >> (64 - pages)
 }
 
-/// Pages are taken from the lowest block that has them, so that a connection
-/// with little in flight uses little memory, which stays in the CPU's cache.
+/// Pages of memory, allocated from the lowest block that has them free. A connection with little in
+/// flight thus uses little memory, which stays in the CPU's cache.
 pub(super) struct Pool {
     base: *mut u8,
-    /// One word a block; a bit is set where a page is free.
+    /// One word per block, with a bit set for each free page.
     free: Vec<u64>,
     free_pages: usize,
-    /// All blocks before this one are taken entirely.
+    /// Index of the first block that may have free pages.
     first: usize,
 }
 
-// SAFETY: the mapping lives as long as the value and belongs to it.
+// SAFETY: the mapping belongs to this value and lives as long.
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// Bytes are rounded up to whole blocks. They are taken from the system
-    /// when they are first used.
+    /// Creates a pool of `bytes`, rounded up to whole blocks. The kernel allocates pages at their
+    /// first use.
     pub(super) fn new(bytes: usize) -> io::Result<Pool> {
         let blocks = bytes.div_ceil(BLOCK);
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: this is a new mapping at an address that the kernel chooses.
         let base = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -92,7 +92,7 @@ impl Pool {
         self.free.len()
     }
 
-    /// Room for `bytes`, 1 to [`BLOCK`].
+    /// Allocates room for `bytes`, 1 to [`BLOCK`].
     #[inline]
     pub(super) fn take(&mut self, bytes: usize) -> Option<Span> {
         let pages = bytes.div_ceil(PAGE) as u32;
@@ -111,8 +111,8 @@ impl Pool {
         None
     }
 
-    /// Room for `bytes` in spans of whole blocks, but for the last: all of it
-    /// or none.
+    /// Allocates room for `bytes` in spans of whole blocks; the last span may be shorter. Returns
+    /// false, with nothing allocated, if there is not enough.
     pub(super) fn take_all(&mut self, bytes: usize, spans: &mut Vec<Span>) -> bool {
         debug_assert!(spans.is_empty());
         if self.free_pages * PAGE < bytes {
@@ -137,10 +137,10 @@ impl Pool {
         self.first = self.first.min(block);
     }
 
-    /// Where it is.
+    /// Returns the address of a span.
     #[inline]
     pub(super) fn at(&self, span: Span) -> *mut u8 {
-        // SAFETY: spans lie in the mapping.
+        // SAFETY: spans lie within the mapping.
         unsafe { self.base.add(span.page as usize * PAGE) }
     }
 
@@ -150,8 +150,7 @@ impl Pool {
     }
 }
 
-/// The lowest place where so many bits are set, at a multiple of the next
-/// power of two.
+/// Finds the lowest run of `pages` set bits whose start is a multiple of the next power of two.
 #[inline]
 fn find(free: u64, pages: u32) -> Option<u32> {
     if pages == 1 {
@@ -167,7 +166,7 @@ fn find(free: u64, pages: u32) -> Option<u32> {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nobody uses it now.
+        // SAFETY: the mapping belongs to this value, and nobody uses it any more.
         let unmapped = unsafe { munmap(self.base.cast(), self.blocks() * BLOCK) };
         debug_assert!(unmapped.is_ok());
     }

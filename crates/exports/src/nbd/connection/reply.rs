@@ -1,25 +1,25 @@
-//! Replies as they go into the outbox.
+//! Encodes replies into the outbox.
 
 use super::outbox::Outbox;
 use super::pool::Span;
 use super::table::Failure;
 use fathom_nbd::protocol::{ChunkHeader, ErrorCode, REPLY_FLAG_DONE, Replies, chunk, simple_reply};
 
-/// Whom a reply is for.
+/// The command that a reply belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct To {
     pub cookie: u64,
-    /// Of the request.
+    /// Offset of the request.
     pub offset: u64,
 }
 
-/// Writes replies in the form that was agreed upon.
+/// Writes replies in the negotiated format.
 pub(super) struct Reply<'a> {
     pub outbox: &'a mut Outbox,
     pub replies: Replies,
 }
 
-/// A chunk's data, in a span from its beginning.
+/// Data of a chunk, at the start of a span.
 pub(super) struct Data {
     pub at: *mut u8,
     pub len: usize,
@@ -27,7 +27,7 @@ pub(super) struct Data {
 }
 
 impl Reply<'_> {
-    /// A chunk's header, with the part of the payload that is not data.
+    /// Writes a chunk's header and the part of its payload that is not data.
     #[inline]
     fn chunk(&mut self, to: To, kind: u16, done: bool, payload: &[u8], data: usize) {
         let header = ChunkHeader {
@@ -46,7 +46,7 @@ impl Reply<'_> {
         }
     }
 
-    /// Success, without data.
+    /// Replies with success, without data.
     #[inline]
     pub(super) fn done(&mut self, to: To) {
         match self.replies {
@@ -55,7 +55,7 @@ impl Reply<'_> {
         }
     }
 
-    /// A read of nothing: a simple reply is not for reads.
+    /// Replies to a read of 0 bytes. With structured replies, a read must not get a simple reply.
     pub(super) fn nothing(&mut self, to: To) {
         match self.replies {
             Replies::Simple => self.outbox.bytes(&simple_reply(0, to.cookie)),
@@ -63,7 +63,7 @@ impl Reply<'_> {
         }
     }
 
-    /// An error that `text` explains.
+    /// Replies with an error that `text` explains.
     #[cold]
     pub(super) fn error(&mut self, to: To, code: ErrorCode, text: &str) {
         if self.replies == Replies::Simple {
@@ -72,7 +72,7 @@ impl Reply<'_> {
         self.chunk(to, chunk::ERROR, true, &error_payload(code, text), 0);
     }
 
-    /// An error of the disk, and where it was.
+    /// Replies with an error of the disk and its offset.
     #[cold]
     pub(super) fn failure(&mut self, to: To, failure: Failure, what: &str) {
         let Failure { code, offset } = failure;
@@ -85,7 +85,7 @@ impl Reply<'_> {
         self.chunk(to, chunk::ERROR_OFFSET, true, &payload, 0);
     }
 
-    /// What was read at `offset`. With simple replies, it is everything.
+    /// Sends data that was read at `offset`. With simple replies, the data is the whole read.
     #[inline]
     pub(super) fn data(&mut self, to: To, offset: u64, data: Data, done: bool) {
         match self.replies {
@@ -98,7 +98,7 @@ impl Reply<'_> {
         self.more(data);
     }
 
-    /// The header of data that follows in several parts.
+    /// Writes the header of data that follows in several parts.
     pub(super) fn begin_data(&mut self, to: To, len: usize) {
         match self.replies {
             Replies::Simple => self.outbox.bytes(&simple_reply(0, to.cookie)),
@@ -109,13 +109,13 @@ impl Reply<'_> {
         }
     }
 
-    /// Some of that data.
+    /// Sends a part of the data that [`Reply::begin_data`] announced.
     #[inline]
     pub(super) fn more(&mut self, data: Data) {
         self.outbox.data(data.at, data.len, data.span);
     }
 
-    /// Zeroes were read at `offset`.
+    /// Sends a hole: zeroes were read at `offset`.
     pub(super) fn hole(&mut self, to: To, offset: u64, len: u32, done: bool) {
         let mut payload = [0; 12];
         payload[..8].copy_from_slice(&offset.to_be_bytes());
@@ -123,7 +123,7 @@ impl Reply<'_> {
         self.chunk(to, chunk::OFFSET_HOLE, done, &payload, 0);
     }
 
-    /// The extents of a context, or (a filter may leave none) no context.
+    /// Sends the extents of a context.
     pub(super) fn extents(
         &mut self,
         to: To,
@@ -159,7 +159,7 @@ impl Reply<'_> {
     }
 }
 
-/// Up to the text's end.
+/// Encodes the payload of an error chunk, up to the end of its text.
 fn error_payload(code: ErrorCode, text: &str) -> Vec<u8> {
     let mut payload = (code as u32).to_be_bytes().to_vec();
     payload.extend((text.len() as u16).to_be_bytes());

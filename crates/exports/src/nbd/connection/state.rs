@@ -1,7 +1,8 @@
-//! A connection on its way to another process, and one that is held up in this one.
+//! Pauses a connection and hands it over to another process.
 //!
-//! A connection that is *held* has nothing in flight, at the disk or at its socket, and may be
-//! between any two bytes of what it receives and sends: what is left of its commands goes with it.
+//! A *held* connection has nothing in flight, neither at the disk nor at its socket. It may stop
+//! between any two bytes that it receives or sends; its state includes the unfinished parts of its
+//! commands.
 
 use super::check::{Kind, Refusal, check_range};
 use super::intake::{Payload, Piece};
@@ -20,28 +21,29 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-/// How a held connection gets to another process.
+/// How a held connection reaches another process.
 pub enum Described {
-    /// By this, and the files beside it.
+    /// By this state and the files that accompany it.
     State(Box<SourceState>),
-    /// Not at all: the keys of its TLS session are this process's.
+    /// Not at all: the keys of its TLS session exist only in this process.
     Encrypted,
-    /// Not at all: its client connects again by itself, and loses nothing.
+    /// Not at all: its client reconnects by itself and loses nothing.
     Reconnects,
 }
 
-/// Numbers of files are those of a list beside it.
+/// Saved state of a connection. File numbers are indices into the list of files that accompanies
+/// it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SourceState {
     socket: usize,
     view: ViewState,
-    /// As in [`Replies`], by its order there.
+    /// Index into `REPLIES`.
     replies: u8,
     allocation_context: Option<u32>,
     commands: Vec<CommandState>,
     payload: Option<PayloadState>,
-    /// A file with these bytes, one after the other: the payload's piece, what has been received and
-    /// is not understood yet, and replies that are still to be sent.
+    /// File that contains, in this order: the received part of the payload's piece, the received
+    /// bytes that are not parsed, and the replies that are not sent.
     buffers: Option<usize>,
     received: usize,
     to_send: usize,
@@ -56,39 +58,39 @@ struct ViewState {
     preferred_block: u32,
     read_only: bool,
     write_cache: bool,
-    /// Alignment and longest range.
+    /// Alignment and maximum length in bytes.
     discard: Option<(u32, u64)>,
     write_zeroes: Option<(u32, u64)>,
 }
 
-/// A command of which something is still to be done.
+/// Saved state of an unfinished command.
 #[derive(Debug, Serialize, Deserialize)]
 struct CommandState {
-    /// "read", "whole read", "write", ...
+    /// Name of the kind in `KINDS`.
     kind: String,
     fua: bool,
     cookie: u64,
     offset: u64,
     len: u64,
     issued: u64,
-    /// The errno of the protocol, and where.
+    /// The protocol's error number, and the offset of the failure.
     failure: Option<(u32, u64)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct PayloadState {
-    /// Index of the write that the payload belongs to. None: the command was refused.
+    /// Index of the write that the payload belongs to, or None if the command was refused.
     command: Option<usize>,
     /// The error reply that follows the payload of a refused command.
     #[serde(default)]
     refusal: Option<RefusalState>,
-    /// Bytes that belong to no piece yet.
+    /// Bytes that are not part of a piece yet.
     left: u64,
-    /// Of the piece that is being received: its length, and how much of it there is.
+    /// Length of the piece that is being received, and the bytes received of it.
     piece: Option<(usize, usize)>,
 }
 
-/// The error reply of a command that was refused.
+/// Saved error reply to a refused command.
 #[derive(Debug, Serialize, Deserialize)]
 struct RefusalState {
     cookie: u64,
@@ -156,7 +158,7 @@ impl CommandState {
             offset: command.offset,
             len: command.len,
             issued: match command.kind {
-                // What was read is not there.
+                // The data that was read is not saved, so the read starts again.
                 Kind::Read { whole: true } => 0,
                 _ => command.issued,
             },
@@ -172,14 +174,15 @@ impl CommandState {
 }
 
 impl NbdSource {
-    /// Stop without an end: everything in flight ends, and nothing is forgotten. The worker's.
+    /// Pauses the connection: operations in flight complete, and its state is kept. Runs on the
+    /// worker.
     pub(super) fn hold(&mut self, cx: &mut Cx) {
         self.serving = false;
         self.held = true;
         self.settle(cx);
     }
 
-    /// When nothing is in flight any more it has stopped.
+    /// Stops the source when nothing is in flight any more.
     pub(super) fn settle_held(&mut self, cx: &mut Cx, id: SourceId) {
         if self.outbox.in_flight() && !std::mem::replace(&mut self.send_cancelled, true) {
             cx.engine.cancel_socket(id.token(SEND));
@@ -191,13 +194,15 @@ impl NbdSource {
         }
     }
 
-    /// Whether it was detached without an end.
+    /// Returns true if the connection was paused, rather than ended, when it was detached.
     pub fn is_held(&self) -> bool {
         self.held
     }
 
-    /// It is to be attached again, to a disk as `now` shows it: the client knows only what there was,
-    /// and is refused what is no longer possible.
+    /// Prepares a held connection for being attached again to a disk with the properties `now`.
+    ///
+    /// The client knows only the properties from its handshake; commands that the disk no longer
+    /// supports are refused.
     pub fn go_on(&mut self, now: &ExportView) {
         let known = &mut self.export;
         known.read_only |= now.read_only;
@@ -213,10 +218,11 @@ impl NbdSource {
         self.activity.hold(false);
     }
 
-    /// Describes a connection that is held, for another process. The error is for the user.
+    /// Describes a held connection for another process. The error is a sentence for the user.
     pub fn describe(&self, files: &mut Descriptors) -> Result<Described, String> {
         match &self.mover {
-            // The next server of this disk knows who has taken it over, and tells a client that asks again.
+            // The successor of this server knows who has taken over the disk, and tells a client
+            // that reconnects.
             Some(mover) if mover.has_taken_over() => return Ok(Described::Reconnects),
             Some(_) => {
                 return Err(
@@ -251,7 +257,8 @@ impl NbdSource {
             .as_ref()
             .and_then(|payload| payload.piece.as_ref());
         let piece = piece.map_or(&[][..], |piece| {
-            // SAFETY: the part of the piece's own pages that has been received, and nobody receives.
+            // SAFETY: this part of the piece's own pages has been received, and no receive is in
+            // flight.
             unsafe { std::slice::from_raw_parts(self.pool.at(piece.span), piece.filled) }
         });
         let received = self.inbox.peek(self.inbox.len()).unwrap_or_default();
@@ -278,7 +285,8 @@ impl NbdSource {
         })))
     }
 
-    /// Become what another process was; held. As little of it is believed as of what a client says.
+    /// Restores a connection that another process described. The connection is held. The state is
+    /// validated like input from a client.
     pub fn adopt(
         state: SourceState,
         files: &mut Descriptors,
@@ -297,7 +305,7 @@ impl NbdSource {
         let agreed = Agreed {
             replies: *replies.ok_or("replies of an unknown kind")?,
             allocation_context: state.allocation_context,
-            // (Disks that have bitmaps, backups, end with their server.)
+            // Bitmaps belong to backups, whose disks end with their server.
             bitmap_context: None,
         };
         let view = state.view.into_view();
@@ -345,8 +353,8 @@ impl NbdSource {
         let mut piece = None;
         if let Some((len, filled)) = state.piece {
             let span = self.pool.take(len).ok_or("no memory for a payload")?;
-            // SAFETY: `buffers` has found that `filled` bytes are not more than `len`, for which there
-            // is room.
+            // SAFETY: `buffers` has checked that `filled`, the length of `bytes`, is at most `len`,
+            // the length of the span.
             unsafe {
                 let at = self.pool.at(span);
                 at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -424,7 +432,7 @@ impl SourceState {
     }
 }
 
-/// None: there is nothing.
+/// Creates a memory file with these parts; None if all are empty.
 fn file_of(parts: &[&[u8]]) -> io::Result<Option<File>> {
     if parts.iter().all(|part| part.is_empty()) {
         return Ok(None);
@@ -434,5 +442,5 @@ fn file_of(parts: &[&[u8]]) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Replies that wait: all of a connection's memory, by any option.
+/// Maximum number of unsent bytes in a saved state: more than any option lets a connection have.
 const MAX_TO_SEND: usize = 1 << 30;

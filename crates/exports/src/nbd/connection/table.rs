@@ -1,36 +1,36 @@
-//! A connection's commands in flight.
+//! Table of a connection's commands in flight.
 
 use super::check::Kind;
 use super::pool::Span;
 use fathom_nbd::protocol::ErrorCode;
 use std::ops::{Index, IndexMut};
 
-/// What failed first, and where.
+/// The first error of a command, and its offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub code: ErrorCode,
     pub offset: u64,
 }
 
-/// One command of the client. A long one is carried out as several requests
-/// and answered once.
+/// A command of the client. A long command is executed as several requests and answered once.
 #[derive(Debug)]
 pub(super) struct Command {
     pub kind: Kind,
     pub fua: bool,
-    /// It is carried out piece by piece.
+    /// The command is executed in pieces.
     pub split: bool,
     pub cookie: u64,
     pub offset: u64,
     pub len: u64,
-    /// Bytes from `offset` on that requests have been made of.
+    /// Bytes from `offset` on that have been issued as requests.
     pub issued: u64,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub pending: u32,
     pub failure: Option<Failure>,
-    /// The client has not sent all of its payload, and will not be heard any more: there is no reply.
+    /// The connection ended before the client sent all of the payload, so the command gets no
+    /// reply.
     pub is_unanswerable: bool,
-    /// Where a read in one piece puts its data, block after block.
+    /// Buffers of a read in one piece, in order; all but the last are whole blocks.
     pub spans: Vec<Span>,
 }
 
@@ -55,13 +55,13 @@ impl Command {
         self.failure.get_or_insert(Failure { code, offset });
     }
 
-    /// Nothing of it is to be done any more.
+    /// Returns true if all of the command has been issued and completed.
     pub(super) fn is_over(&self) -> bool {
         self.pending == 0 && self.issued == self.len
     }
 }
 
-/// Commands by number; a number is a request's tag.
+/// Commands by index; the index is the tag of the command's requests.
 pub(super) struct Table {
     commands: Vec<Command>,
     free: Vec<u16>,
@@ -79,7 +79,7 @@ impl Table {
         self.free.is_empty()
     }
 
-    /// Commands in flight.
+    /// Returns the number of commands in flight.
     pub(super) fn used(&self) -> usize {
         self.commands.len() - self.free.len()
     }
@@ -88,8 +88,8 @@ impl Table {
         self.commands.len()
     }
 
-    /// A command with nothing done of it; its other fields are as the last
-    /// one left them. There is room.
+    /// Takes a free command and resets its progress. Its other fields still hold the values of the
+    /// previous command. The table must not be full.
     #[inline]
     pub(super) fn take(&mut self) -> u16 {
         let index = self.free.pop().expect("room for a command");
@@ -113,14 +113,14 @@ impl Table {
         all.filter(|index| !self.free.contains(index)).collect()
     }
 
-    /// Those of which not all has been issued.
+    /// Returns the commands that are not fully issued.
     pub(super) fn unissued(&self) -> Vec<u16> {
         let mut all = self.in_use();
         all.retain(|index| self[*index].issued < self[*index].len);
         all
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub(super) fn in_flight(&self) -> u32 {
         let pending = |index: &u16| self[*index].pending;
         self.in_use().iter().map(pending).sum()

@@ -1,4 +1,4 @@
-//! Choosing an export: EXPORT_NAME, INFO and GO.
+//! Options that choose an export: EXPORT_NAME, INFO and GO.
 
 use super::context::{ALLOCATION_ID, BITMAP_ID, Contexts};
 use super::option::{Fields, TOO_SHORT, parse_string};
@@ -12,7 +12,7 @@ use fathom_nbd::protocol::{
 use std::io::Read;
 use std::sync::Arc;
 
-/// What the data of INFO and GO say.
+/// Parsed data of INFO and GO.
 struct Choice<'a> {
     name: &'a str,
     wants_name: bool,
@@ -20,8 +20,7 @@ struct Choice<'a> {
 }
 
 impl<H: Host> Handshake<'_, H> {
-    /// Answered with what an export is like, or with the end of the
-    /// connection.
+    /// Handles EXPORT_NAME. The reply describes the export; on an error the connection ends.
     pub(super) fn export_name(&mut self, len: u32) -> Result<Next, Failure> {
         if len as usize > MAX_STRING {
             return Err(refused(format!("an export name of {len} bytes")));
@@ -50,7 +49,7 @@ impl<H: Host> Handshake<'_, H> {
         Ok(self.agree(in_use, None, view))
     }
 
-    /// INFO and GO, which differ in what comes after them.
+    /// Handles INFO and GO. GO also ends the handshake.
     pub(super) fn choose(&mut self, option: u32, data: &[u8]) -> Result<Next, No> {
         let choice = Choice::parse(data).map_err(No::invalid)?;
         let export = self.find(choice.name)?;
@@ -70,7 +69,7 @@ impl<H: Host> Handshake<'_, H> {
         })
     }
 
-    /// The client is to be told what changes of the export.
+    /// Returns the mover, if the client has asked for the export's changes.
     fn mover(&mut self, export: &Arc<Export>) -> Result<Option<Mover>, No> {
         let asked = self.changes_of.take();
         let asked = asked.filter(|(of, ..)| Arc::ptr_eq(of, export));
@@ -93,7 +92,7 @@ impl<H: Host> Handshake<'_, H> {
             flags: self.flags(export, view),
         };
         self.reply(option, rep::INFO, &[&info.to_bytes()]);
-        // Told in any case, for clients that look at it without asking.
+        // Block sizes are sent in any case, for clients that use them without asking.
         let blocks = BlockSizes {
             minimum: view.minimum_block,
             preferred: view.preferred_block,
@@ -128,15 +127,14 @@ impl<H: Host> Handshake<'_, H> {
         }))
     }
 
-    /// proto.md, "Metadata querying": contexts count for the export that they
-    /// were chosen for.
+    /// Returns the contexts that were selected for this export (proto.md, "Metadata querying").
     fn contexts(&self, export: &Arc<Export>) -> Contexts {
         let chosen = self.chosen.as_ref();
         let of_this = chosen.filter(|(chosen, _)| Arc::ptr_eq(chosen, export));
         of_this.map_or_else(Contexts::default, |(_, contexts)| *contexts)
     }
 
-    /// Transmission flags.
+    /// Returns the transmission flags.
     fn flags(&self, export: &Arc<Export>, view: &ExportView) -> u16 {
         let flags = view.flags(self.replies);
         match self.contexts(export) {
@@ -144,7 +142,8 @@ impl<H: Host> Handshake<'_, H> {
                 allocation: true,
                 bitmap: false,
             } => flags,
-            // There is nothing to choose from. (Of several, nobody wants less.)
+            // A filter is useful only with several contexts, but the server supports it with this
+            // one only.
             _ => flags & !export_flag::BLOCK_STATUS_PAYLOAD,
         }
     }
@@ -152,7 +151,7 @@ impl<H: Host> Handshake<'_, H> {
     pub(super) fn find(&self, name: &str) -> Result<Arc<Export>, No> {
         let found = self.host.exports().find(name);
         found.ok_or_else(|| {
-            // As much of it as a log line should have.
+            // Only as much of the name as a log line should have.
             let shown: String = name.chars().take(80).collect();
             No(rep::ERR_UNKNOWN, format!("no export {shown:?}"))
         })
@@ -173,8 +172,7 @@ impl Choice<'_> {
             match fields.u16().ok_or(TOO_SHORT)? {
                 info::NAME => choice.wants_name = true,
                 info::DESCRIPTION => choice.wants_description = true,
-                // proto.md: what is not understood is ignored, and
-                // NBD_INFO_EXPORT is always there.
+                // proto.md: unknown requests are ignored, and NBD_INFO_EXPORT is always sent.
                 _ => {}
             }
         }

@@ -1,4 +1,5 @@
-//! Metadata contexts: base:allocation, dirty bitmaps, and what servers ask that take disks over.
+//! Metadata contexts: base:allocation, dirty bitmaps, and the changes for a server that takes over
+//! a disk.
 
 use super::option::{Fields, TOO_SHORT};
 use super::{Handshake, Host, No};
@@ -10,15 +11,15 @@ use fathom_nbd::protocol::{
 };
 use std::sync::Arc;
 
-/// All of a namespace, in a list.
+/// Queries that list all contexts of a namespace.
 const BASE: &str = "base:";
 const QEMU: &str = "qemu:";
 
-/// Ids of contexts: any numbers would do.
+/// Ids of contexts; the numbers are arbitrary.
 pub const ALLOCATION_ID: u32 = 1;
 pub const BITMAP_ID: u32 = 3;
 
-/// What the block status is to tell.
+/// The contexts that block status reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contexts {
     pub allocation: bool,
@@ -43,7 +44,7 @@ impl<H: Host> Handshake<'_, H> {
     }
 
     pub(super) fn set_contexts(&mut self, data: &[u8]) -> Result<(), No> {
-        // proto.md: what was chosen before is replaced even by what fails.
+        // proto.md: even a failed request discards the earlier selection.
         self.chosen = None;
         self.changes_of = None;
         let (export, queries) = self.queries(data)?;
@@ -85,26 +86,25 @@ impl<H: Host> Handshake<'_, H> {
     }
 }
 
-/// The context that tells what is dirty, if the export knows that.
+/// Returns the name of the dirty-bitmap context, if the export has a bitmap.
 fn bitmap_of(export: &Export) -> Option<String> {
     let name = export.bitmap()?;
     Some(format!("{DIRTY_BITMAP}{name}"))
 }
 
-/// What a query asks of changes, and as whom.
+/// Parses a query for changes: returns the kind of query and the client's id.
 fn asked(query: &str) -> Option<(Ask, &str)> {
     let begin = query.strip_prefix(CHANGES_BEGIN).map(|id| (Ask::Begin, id));
     let ask = begin.or_else(|| query.strip_prefix(CHANGES_GO_ON).map(|id| (Ask::GoOn, id)));
     ask.filter(|(_, id)| is_move_id(id))
 }
 
-/// An export's name and queries. Those of namespaces that are not known here
-/// are for others, whatever they look like.
+/// Parses an export name and its queries. Queries of unknown namespaces are not checked.
 fn parse(data: &[u8]) -> Result<(&str, Vec<&str>), &'static str> {
     let mut fields = Fields(data);
     let name = fields.string()?;
     let count = fields.u32().ok_or(TOO_SHORT)?;
-    // The data's length bounds them: each has four bytes at least.
+    // The length of the data bounds the number of queries: each has at least four bytes.
     let queries = (0..count).map(|_| fields.string());
     let queries = queries.collect::<Result<_, _>>()?;
     match fields.is_empty() {

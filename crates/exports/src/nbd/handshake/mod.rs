@@ -1,10 +1,9 @@
-//! The handshake: fixed newstyle, option by option, until client and server
-//! know which disk they talk about and how (proto.md, "Handshake").
+//! The fixed-newstyle handshake, which negotiates option by option which disk a client uses and how
+//! (proto.md, "Handshake").
 //!
-//! It runs on the connection's own thread, with blocking I/O and one deadline
-//! for all of it. Nothing is believed: lengths are bounded before memory is
-//! taken for them, and what breaks the protocol beyond an error reply ends
-//! the connection.
+//! The handshake runs on the connection's own thread, with blocking I/O and one deadline for all of
+//! it. Input is not trusted: lengths are checked before memory is allocated, and a protocol
+//! violation that no error reply can express ends the connection.
 
 mod choose;
 mod context;
@@ -26,26 +25,26 @@ use option::push_reply;
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
 
-/// The longest data of an option that is looked at: names and queries of
-/// 4 KiB each, and room.
+/// Longest data of an option that is parsed, in bytes: names and queries of 4 KiB each, and spare
+/// room.
 const MAX_DATA: u32 = 64 << 10;
-/// The longest data that is skipped; who sends more is disconnected.
+/// Longest data of an option that is skipped, in bytes; a client that sends more is disconnected.
 const MAX_SKIPPED: u32 = 32 << 20;
-/// Options of one handshake.
+/// Maximum number of options in one handshake.
 const MAX_OPTIONS: usize = 1000;
 
-/// What a handshake needs of its server.
+/// Interface of the server that a handshake needs.
 pub trait Host {
     fn exports(&self) -> &Exports;
 
-    /// None: no TLS.
+    /// Returns the TLS configuration; None if TLS is off.
     fn tls(&self) -> Option<&Tls>;
 
-    /// One more connection is about to be served: take the disk into use.
+    /// Activates the disk for a connection that is about to be served.
     fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied>;
 }
 
-/// Why an export that there is cannot be had; a sentence for the client.
+/// Why an existing export is unavailable; a sentence for the client.
 #[derive(Debug, thiserror::Error)]
 pub enum Denied {
     #[error("the server is stopping, or the disk was removed")]
@@ -54,21 +53,21 @@ pub enum Denied {
     NotNow(String),
 }
 
-/// How a handshake has ended.
+/// Successful end of a handshake.
 pub enum Outcome {
     /// The connection can be served.
     Agreed(Agreement),
-    /// The client has had what it wanted (a list, say).
+    /// The client has what it wanted, for example a list of exports.
     Over,
 }
 
-/// What is to be served.
+/// The negotiated connection.
 pub struct Agreement {
     pub in_use: InUse,
     pub agreed: Agreed,
-    /// The client is to be told what changes.
+    /// Set if the client is told which blocks change.
     pub mover: Option<Mover>,
-    /// As the client was told.
+    /// The export as it was described to the client.
     pub view: super::connection::ExportView,
 }
 
@@ -101,7 +100,7 @@ fn refused(problem: impl Into<String>) -> Failure {
     Failure::Refused(problem.into())
 }
 
-/// A reply that says no: its type, and a sentence for the client's user.
+/// An error reply: its type, and a sentence for the client's user.
 struct No(u32, String);
 
 impl No {
@@ -120,14 +119,14 @@ impl From<Denied> for No {
     }
 }
 
-/// What an option has led to.
+/// How the handshake continues after an option.
 enum Next {
     Option,
     Agreed(Box<Agreement>),
     Over,
 }
 
-/// One client's handshake.
+/// The handshake of one client.
 pub struct Handshake<'a, H: Host> {
     host: &'a H,
     transport: Transport,
@@ -135,9 +134,9 @@ pub struct Handshake<'a, H: Host> {
     fixed: bool,
     no_zeroes: bool,
     replies: Replies,
-    /// The contexts that the client has chosen, and of which export.
+    /// The contexts that the client has selected, and their export.
     chosen: Option<(Arc<Export>, Contexts)>,
-    /// The export whose changes it has asked for instead.
+    /// The export whose changes the client has asked for instead.
     changes_of: Option<(Arc<Export>, Ask, String)>,
     /// Replies that are not sent yet.
     out: Vec<u8>,
@@ -157,7 +156,8 @@ impl<'a, H: Host> Handshake<'a, H> {
         }
     }
 
-    /// Greet and answer options until one ends it.
+    /// Sends the greeting and answers options until one ends the handshake. Closes the transport
+    /// unless the client and the server agreed.
     pub fn run(mut self) -> (Result<Outcome, Failure>, Transport) {
         let outcome = self.converse();
         if !matches!(outcome, Ok(Outcome::Agreed(_))) {
@@ -185,8 +185,8 @@ impl<'a, H: Host> Handshake<'a, H> {
         Err(refused(format!("more than {MAX_OPTIONS} options")))
     }
 
-    /// False: the client has gone without a word, like one that only looks
-    /// whether somebody listens.
+    /// Sends the greeting and reads the client's flags. Returns false if the client closed the
+    /// connection without a byte, as a port check does.
     fn greet(&mut self) -> Result<bool, Failure> {
         self.out.extend_from_slice(&INIT_MAGIC.to_be_bytes());
         self.out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -207,7 +207,7 @@ impl<'a, H: Host> Handshake<'a, H> {
         Ok(true)
     }
 
-    /// None: the client has ended the connection where it may.
+    /// Reads the next option. Returns None if the client closed the connection between options.
     fn next_option(&mut self) -> Result<Option<OptionHeader>, Failure> {
         let mut bytes = [0; OptionHeader::LEN];
         if !self.read_or_end(&mut bytes)? {
@@ -221,13 +221,13 @@ impl<'a, H: Host> Handshake<'a, H> {
         Ok(Some(header))
     }
 
-    /// Fill `bytes`; false if the connection has ended before the first one.
+    /// Fills `bytes`. Returns false if the connection ended before the first byte.
     fn read_or_end(&mut self, bytes: &mut [u8]) -> Result<bool, Failure> {
         let n = loop {
             match self.transport.read(bytes) {
                 Ok(n) => break n,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Some end TLS without saying so.
+                // Some clients close the socket without a TLS close_notify.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => break 0,
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => break 0,
                 Err(error) => return Err(error.into()),
@@ -253,8 +253,7 @@ impl<'a, H: Host> Handshake<'a, H> {
             return self.export_name(len);
         }
         if !self.fixed {
-            // proto.md, "Newstyle negotiation": there is no reply to refuse
-            // it with.
+            // proto.md, "Newstyle negotiation": without fixed newstyle, there is no error reply.
             return Err(refused(format!(
                 "option {option} without fixed newstyle negotiation"
             )));
@@ -262,7 +261,7 @@ impl<'a, H: Host> Handshake<'a, H> {
         let data = self.read_data(len)?;
         if option == opt::ABORT {
             self.reply(option, rep::ACK, &[]);
-            // proto.md, NBD_OPT_ABORT: the client need not wait for it.
+            // proto.md, NBD_OPT_ABORT: the client need not wait for the reply.
             let _ = self.send();
             self.out.clear();
             return Ok(Next::Over);
@@ -285,7 +284,7 @@ impl<'a, H: Host> Handshake<'a, H> {
         }
     }
 
-    /// None: it is too much, and was skipped.
+    /// Reads an option's data. Returns None, with the data skipped, if it is too long.
     fn read_data(&mut self, len: u32) -> Result<Option<Vec<u8>>, Failure> {
         if len > MAX_DATA {
             option::skip(&mut self.transport, len.into())?;
@@ -301,7 +300,7 @@ impl<'a, H: Host> Handshake<'a, H> {
             return self.start_tls(data);
         }
         if self.lacks_tls() {
-            // proto.md, "FORCEDTLS mode": even for options that are unknown.
+            // proto.md, "FORCEDTLS mode": this applies even to unknown options.
             let why = "this server wants TLS first";
             return Err(No(rep::ERR_TLS_REQD, why.into()).into());
         }
@@ -337,8 +336,8 @@ impl<'a, H: Host> Handshake<'a, H> {
         self.reply(opt::STARTTLS, rep::ACK, &[]);
         self.send()?;
         self.transport.encrypt(session).map_err(tls_failure)?;
-        // proto.md, NBD_OPT_STARTTLS: what was agreed upon before, perhaps
-        // with somebody in the middle, is forgotten.
+        // proto.md, NBD_OPT_STARTTLS: everything negotiated before TLS is discarded, since a man in
+        // the middle may have tampered with it.
         self.replies = Replies::Simple;
         self.chosen = None;
         self.changes_of = None;
@@ -356,7 +355,7 @@ impl<'a, H: Host> Handshake<'a, H> {
         Ok(())
     }
 
-    /// Structured replies, or the extended headers that include them.
+    /// Enables structured replies, or extended headers, which include them.
     fn widen(&mut self, option: u32, data: &[u8]) -> Result<(), No> {
         no_data(data)?;
         match (option, self.replies) {
@@ -384,9 +383,9 @@ impl<'a, H: Host> Handshake<'a, H> {
     }
 }
 
-/// Why an option did not do what it is for.
+/// Why an option failed.
 enum Stop {
-    /// The client is told, and may go on.
+    /// The client gets an error reply and may continue.
     No(No),
     Failure(Failure),
 }

@@ -1,9 +1,9 @@
-//! What is in options, and the replies to them, as bytes.
+//! Parses the data of options and encodes replies to them.
 
 use fathom_nbd::protocol::{MAX_STRING, OptionReplyHeader};
 use std::io::{self, Read};
 
-/// An option's data, read field by field; None: it is too short.
+/// Reader of an option's fields. Methods return None if the data is too short.
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -25,7 +25,7 @@ impl<'a> Fields<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// A string with its length of 32 bits in front.
+    /// Reads a string with a 32-bit length in front.
     pub fn string(&mut self) -> Result<&'a str, &'static str> {
         let len = self.u32().ok_or(TOO_SHORT)?;
         let bytes = self.bytes(len as usize).ok_or(TOO_SHORT)?;
@@ -39,7 +39,7 @@ impl<'a> Fields<'a> {
 
 pub const TOO_SHORT: &str = "the option's data is too short";
 
-/// A string as proto.md wants it.
+/// Parses a string according to proto.md.
 pub fn parse_string(bytes: &[u8]) -> Result<&str, &'static str> {
     if bytes.len() > MAX_STRING {
         return Err("a string exceeds 4096 bytes");
@@ -50,7 +50,7 @@ pub fn parse_string(bytes: &[u8]) -> Result<&str, &'static str> {
     }
 }
 
-/// Append a reply to `option`.
+/// Appends a reply to `option`.
 pub fn push_reply(out: &mut Vec<u8>, option: u32, kind: u32, parts: &[&[u8]]) {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     let header = OptionReplyHeader {
@@ -62,7 +62,7 @@ pub fn push_reply(out: &mut Vec<u8>, option: u32, kind: u32, parts: &[&[u8]]) {
     parts.iter().for_each(|part| out.extend_from_slice(part));
 }
 
-/// Read and forget.
+/// Reads and drops `len` bytes.
 pub fn skip(from: &mut impl Read, mut len: u64) -> io::Result<()> {
     let mut buffer = [0; 4096];
     while len > 0 {

@@ -1,9 +1,9 @@
-//! The requests of a front-end, typed.
+//! Typed requests of a front-end.
 
 use super::Frame;
 use std::os::fd::OwnedFd;
 
-/// A memory region's description; addresses, sizes and offsets in bytes.
+/// Description of a memory region; addresses, sizes and offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     pub guest_addr: u64,
@@ -12,7 +12,7 @@ pub struct Region {
     pub mmap_offset: u64,
 }
 
-/// Where a ring lies, in user addresses.
+/// Addresses of a vring's parts, as user addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringAddr {
     pub flags: u32,
@@ -28,7 +28,7 @@ impl VringAddr {
     pub const F_LOG: u32 = 1;
 }
 
-/// A part of the configuration space.
+/// A range of the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfigRange {
     pub offset: u32,
@@ -36,8 +36,8 @@ pub struct ConfigRange {
     pub flags: u32,
 }
 
-/// The area in which requests in flight are tracked. The front-ends in use
-/// pad this structure differently; `wire_len` is what this one sent.
+/// Description of the in-flight area. Front-ends pad this structure differently; `wire_len` is the
+/// length in bytes that this front-end sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inflight {
     pub mmap_size: u64,
@@ -61,8 +61,8 @@ impl Inflight {
     }
 }
 
-/// A request with everything that it brings. `index` is the vring's number
-/// as sent; the session checks it.
+/// A request with its payload and file descriptors. `index` is the vring's number as sent; the
+/// session checks it.
 #[derive(Debug)]
 pub enum Request {
     GetFeatures,
@@ -75,7 +75,7 @@ pub enum Request {
         offset: u64,
         fd: OwnedFd,
     },
-    /// Its eventfd is not kept.
+    /// The eventfd is closed.
     SetLogFd,
     SetVringNum {
         index: u32,
@@ -125,11 +125,11 @@ pub enum Request {
     RemMemReg(Region),
     SetStatus(u64),
     GetStatus,
-    /// A request that this back-end does not know or did not offer.
+    /// A request that this back-end does not know or has not offered.
     Unknown(u32),
 }
 
-/// A message that is not what its type says.
+/// Error for a message whose payload or file descriptors do not match its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed {}: {problem}", name(*request))]
 pub struct Malformed {
@@ -137,7 +137,7 @@ pub struct Malformed {
     pub problem: &'static str,
 }
 
-/// The request's number and name in the specification.
+/// Numbers of requests and their names in the specification.
 const NAMES: [(u32, &str); 29] = [
     (1, "GET_FEATURES"),
     (2, "SET_FEATURES"),
@@ -170,7 +170,7 @@ const NAMES: [(u32, &str); 29] = [
     (40, "GET_STATUS"),
 ];
 
-/// The request's name in the specification.
+/// Returns the request's name in the specification.
 pub fn name(request: u32) -> &'static str {
     NAMES
         .iter()
@@ -178,8 +178,8 @@ pub fn name(request: u32) -> &'static str {
         .map_or("unknown request", |(_, name)| name)
 }
 
-/// Whether the request has a reply of its own, which leaves no room for an
-/// acknowledgement. (SET_LOG_BASE has if LOG_SHMFD is negotiated.)
+/// Returns true if the request has a reply of its own, and therefore no acknowledgement.
+/// SET_LOG_BASE has one if LOG_SHMFD is negotiated.
 pub fn has_reply(request: u32, log_shmfd: bool) -> bool {
     match request {
         1 | 11 | 15 | 17 | 24 | 31 | 36 | 40 => true,
@@ -191,7 +191,7 @@ pub fn has_reply(request: u32, log_shmfd: bool) -> bool {
 const WRONG_SIZE: &str = "wrong payload size";
 const WRONG_FDS: &str = "wrong number of file descriptors";
 
-/// Takes a payload apart from its front.
+/// Reader of a payload's fields.
 struct Payload<'a>(&'a [u8]);
 
 impl Payload<'_> {
@@ -254,7 +254,7 @@ impl Payload<'_> {
             queue_size: self.u16()?,
             wire_len,
         };
-        // Compilers pad it to a multiple of 8.
+        // Compilers pad the structure to a multiple of 8.
         if wire_len > Inflight::LEN.next_multiple_of(8) {
             return Err(WRONG_SIZE);
         }
@@ -266,7 +266,7 @@ impl Payload<'_> {
         std::mem::take(&mut self.0).to_vec()
     }
 
-    /// Bits 0-7: the vring; bit 8: there is no file descriptor.
+    /// Reads a vring's index (bits 0-7) and takes its file descriptor, unless bit 8 is set.
     fn vring_fd(&mut self, fds: &mut Vec<OwnedFd>) -> Result<(u32, Option<OwnedFd>), &'static str> {
         let word = self.u64()?;
         let fd = if word & 0x100 == 0 {
@@ -290,7 +290,7 @@ impl Payload<'_> {
     }
 }
 
-/// The only file descriptor of a message.
+/// Takes the only file descriptor of a message.
 fn one(fds: &mut Vec<OwnedFd>) -> Result<OwnedFd, &'static str> {
     if fds.len() > 1 {
         return Err(WRONG_FDS);
@@ -299,8 +299,7 @@ fn one(fds: &mut Vec<OwnedFd>) -> Result<OwnedFd, &'static str> {
 }
 
 impl Request {
-    /// The request that a frame carries. Every file descriptor that the
-    /// request does not own afterwards is closed.
+    /// Parses the request of a frame. File descriptors that the request does not own are closed.
     pub fn parse(frame: Frame) -> Result<Request, Malformed> {
         let Frame {
             header,
@@ -322,7 +321,7 @@ impl Request {
         if !payload.0.is_empty() {
             return Err(malformed(WRONG_SIZE));
         }
-        // Some front-ends send the region's with its removal.
+        // Some front-ends send the region's file descriptor with its removal.
         if !fds.is_empty() && !matches!(request, Request::RemMemReg(_)) {
             return Err(malformed(WRONG_FDS));
         }
@@ -351,7 +350,7 @@ fn decode(
         21 => Request::SetBackendReqFd(one(fds)?),
         24 => {
             let range = p.config()?;
-            // What the front-end sends as contents has no meaning.
+            // The contents that the front-end sends have no meaning.
             p.rest();
             Request::GetConfig(range)
         }
@@ -374,7 +373,7 @@ fn decode(
     })
 }
 
-/// Numbers 8 to 18: the vrings' and, between them, the protocol features'.
+/// Decodes requests 8 to 18: the vring requests and the protocol features between them.
 fn decode_vring(
     number: u32,
     p: &mut Payload<'_>,

@@ -1,10 +1,9 @@
-//! vhost-user messages: bytes and file descriptors in, typed requests out.
+//! Parses vhost-user messages, bytes and file descriptors, into typed requests.
 //!
-//! The format is that of QEMU's docs/interop/vhost-user.rst, "Message
-//! Specification": a header of three 32-bit words in native byte order, then
-//! a payload; file descriptors travel with the header as SCM_RIGHTS. Nothing
-//! here trusts the peer: sizes and counts are bounded before anything is
-//! read or kept, and no sequence of bytes makes it panic.
+//! QEMU's docs/interop/vhost-user.rst, "Message Specification", defines the format. A message is a
+//! header of three 32-bit words in native byte order, and a payload; file descriptors accompany the
+//! header as SCM_RIGHTS. The peer is not trusted: sizes and counts are checked before anything is
+//! read or stored, and no sequence of bytes causes a panic.
 
 mod message;
 mod socket;
@@ -16,12 +15,12 @@ use fathom_units::cause;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub const HEADER_LEN: usize = 12;
-/// The longest payload that is accepted or sent. The longest in use is a
-/// configuration space.
+/// Maximum payload in bytes that is accepted or sent. The longest one in use is a configuration
+/// space.
 pub const MAX_PAYLOAD: usize = 4096;
-/// File descriptors in one message; the most that a memory table brings.
+/// Maximum number of file descriptors in one message; a memory table needs the most.
 pub const MAX_FDS: usize = 32;
 
 const VERSION: u32 = 0x1;
@@ -29,17 +28,17 @@ const VERSION_MASK: u32 = 0x3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-/// A message's first 12 bytes.
+/// The first 12 bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub request: u32,
     pub flags: u32,
-    /// Bytes of payload that follow.
+    /// Number of payload bytes that follow.
     pub size: u32,
 }
 
 impl Header {
-    /// The header of a request that this side makes.
+    /// Creates the header of a request from this side.
     pub fn request(request: u32, size: usize, need_reply: bool) -> Header {
         Header {
             request,
@@ -48,7 +47,7 @@ impl Header {
         }
     }
 
-    /// The header of the reply to `request`.
+    /// Creates the header of the reply to `request`.
     pub fn reply(request: u32, size: usize) -> Header {
         Header {
             request,
@@ -73,7 +72,7 @@ impl Header {
         bytes
     }
 
-    /// Take a header apart, checking its version and its size.
+    /// Parses a header and checks its version and its size.
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Header, CodecError> {
         let word = |at: usize| {
             u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -93,17 +92,17 @@ impl Header {
     }
 }
 
-/// One whole message as it came.
+/// A whole message as received.
 #[derive(Debug)]
 pub struct Frame {
     pub header: Header,
-    /// `header.size` bytes.
+    /// Payload of `header.size` bytes.
     pub payload: Vec<u8>,
-    /// At most [`MAX_FDS`], all close-on-exec.
+    /// At most [`MAX_FDS`] file descriptors, all close-on-exec.
     pub fds: Vec<OwnedFd>,
 }
 
-/// The byte stream makes no sense (any more); the connection must close.
+/// Error of the byte stream; the connection must be closed.
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
     #[error("message of protocol version {0}, expected 1")]

@@ -1,4 +1,4 @@
-//! Frames from and to a Unix stream socket.
+//! Receives frames from a Unix stream socket and sends them.
 
 use super::{CodecError, Frame, HEADER_LEN, Header, MAX_FDS};
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What [`Receiver::receive`] found.
+/// Result of [`Receiver::receive`].
 #[derive(Debug)]
 pub enum Received {
     Frame(Frame),
@@ -20,9 +20,8 @@ pub enum Received {
     Closed,
 }
 
-/// Puts messages together as their bytes arrive. It never reads past the end
-/// of a message, so that file descriptors stay with the message that they
-/// came with, and never waits.
+/// Assembles messages as their bytes arrive, without waiting. It never reads past the end of a
+/// message, so that file descriptors stay with their message.
 #[derive(Default)]
 pub struct Receiver {
     bytes: Vec<u8>,
@@ -31,8 +30,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Read what is there, up to the end of one message. After an error the
-    /// stream is out of step and must be closed.
+    /// Reads available bytes, up to the end of one message. After an error, the stream is out of
+    /// step and must be closed.
     pub fn receive(&mut self, socket: impl AsFd) -> Result<Received, CodecError> {
         loop {
             let wanted = self.header.map_or(HEADER_LEN, |h| h.size as usize);
@@ -55,13 +54,13 @@ impl Receiver {
         }
     }
 
-    /// Whether it waits for a message's first byte.
+    /// Returns true if no byte of the next message has arrived.
     pub fn is_idle(&self) -> bool {
         self.header.is_none() && self.bytes.is_empty()
     }
 
-    /// The part of a message that has arrived: its bytes, from the header's first on, and the file
-    /// descriptors that came with them. None: it waits for a message's first byte.
+    /// Returns the bytes and file descriptors of an incomplete message, from the header's first
+    /// byte on; None if no byte has arrived.
     pub fn unfinished(&self) -> Option<(Vec<u8>, &[OwnedFd])> {
         if self.is_idle() {
             return None;
@@ -72,7 +71,7 @@ impl Receiver {
         Some((bytes, &self.fds))
     }
 
-    /// A receiver that has received this part of a message.
+    /// Creates a receiver that has already received this part of a message.
     pub fn resume(mut bytes: Vec<u8>, fds: Vec<OwnedFd>) -> Result<Receiver, CodecError> {
         if fds.len() > MAX_FDS {
             return Err(CodecError::TooManyFds);
@@ -91,7 +90,7 @@ impl Receiver {
         Ok(Receiver { bytes, header, fds })
     }
 
-    /// A part is complete: go on to the payload, or give the message out.
+    /// Processes a complete part: returns the message, or None if its payload follows.
     fn advance(&mut self) -> Result<Option<Frame>, CodecError> {
         let bytes = std::mem::take(&mut self.bytes);
         let header = match self.header.take() {
@@ -121,7 +120,7 @@ impl Receiver {
         }))
     }
 
-    /// One recvmsg(2) of at most `len` bytes.
+    /// Calls recvmsg(2) once, for at most `len` bytes.
     fn read(&mut self, socket: BorrowedFd<'_>, len: usize) -> Result<usize, CodecError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -148,9 +147,11 @@ impl Receiver {
     }
 }
 
-/// Send one message without waiting. A message that does not fit into the
-/// socket's buffer is an error: a peer that follows the protocol has at most
-/// one reply outstanding.
+/// Sends one message without waiting.
+///
+/// # Errors
+/// [`CodecError::Unread`] if the message does not fit into the socket's buffer: a peer that follows
+/// the protocol has at most one reply outstanding.
 pub fn send(
     socket: impl AsFd,
     header: Header,

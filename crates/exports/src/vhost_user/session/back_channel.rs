@@ -1,4 +1,4 @@
-//! Requests of the back-end to the front-end.
+//! Requests from the back-end to the front-end.
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::{CodecError, Header, Received, Receiver, send};
@@ -8,9 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const CONFIG_CHANGE: u32 = 2;
 
-/// The socket for such requests. Replies are read when they come: the
-/// front-end asks for the configuration before it replies, and must not find
-/// this side waiting.
+/// Socket for requests to the front-end. Replies are read when they arrive, without waiting: the
+/// front-end reads the configuration before it replies, and this side must serve that.
 pub struct BackChannel {
     socket: OwnedFd,
     receiver: Receiver,
@@ -21,7 +20,7 @@ impl BackChannel {
         self.socket.as_fd()
     }
 
-    /// What it has received of a message that is not complete.
+    /// Returns the receiver, which holds any incomplete message.
     pub(super) fn receiver(&self) -> &Receiver {
         &self.receiver
     }
@@ -40,7 +39,7 @@ impl BackChannel {
         )
     }
 
-    /// Read replies. False when the channel is of no use any more.
+    /// Reads a reply. Returns false if the channel cannot be used any more.
     fn read(&mut self) -> bool {
         match self.receiver.receive(&self.socket) {
             Ok(Received::Incomplete) => true,
@@ -77,7 +76,7 @@ impl Session<'_> {
         Ok(Reply::Ack)
     }
 
-    /// Tell the front-end to read the configuration again.
+    /// Tells the front-end to read the configuration again.
     pub fn config_changed(&mut self) {
         let (config, need_reply) = (self.features.config(), self.features.reply_ack());
         let Some(channel) = self.back_channel.as_ref().filter(|_| config) else {

@@ -1,17 +1,17 @@
-//! The configuration space.
+//! Reads and writes the configuration space.
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::{ConfigRange, MAX_PAYLOAD};
 use fathom_virtio::config;
 
-/// Bytes before the contents in a message.
+/// Length in bytes of the range in front of the contents.
 const RANGE_LEN: usize = 12;
 
-/// SET_CONFIG by the guest; any other value: by a live migration.
+/// Flags of a SET_CONFIG by the guest; other values come from a live migration.
 const WRITABLE: u32 = 0;
 
 impl Session<'_> {
-    /// Exactly what was asked for, or an empty reply, which is an error.
+    /// Returns the requested range, or an empty reply, which means an error.
     pub(super) fn get_config(&self, range: ConfigRange) -> Reply {
         let len = range.size as usize;
         if len > MAX_PAYLOAD - RANGE_LEN {
@@ -30,7 +30,7 @@ impl Session<'_> {
         match config::write(&self.shared.device, range.offset, data) {
             Ok(()) => Ok(Reply::Ack),
             Err(problem) if range.flags == WRITABLE => Err(Fault::refused(problem)),
-            // Read-only fields, as they were where the guest comes from.
+            // Read-only fields, with their values from the source of the migration.
             Err(_) => Ok(Reply::Ack),
         }
     }

@@ -1,4 +1,4 @@
-//! What both sides can do.
+//! Negotiates features.
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::{Header, has_reply};
@@ -15,7 +15,7 @@ const RESET_DEVICE: u64 = 1 << 13;
 const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 const STATUS: u64 = 1 << 16;
 
-/// What this back-end offers.
+/// Protocol features that this back-end offers.
 pub const PROTOCOL_FEATURES: u64 = MQ
     | LOG_SHMFD
     | REPLY_ACK
@@ -26,24 +26,24 @@ pub const PROTOCOL_FEATURES: u64 = MQ
     | CONFIGURE_MEM_SLOTS
     | STATUS;
 
-/// What the front-end has accepted.
+/// Features that the front-end has accepted.
 #[derive(Default)]
 pub struct Features {
-    /// virtio's and vhost's.
+    /// Features of virtio and vhost.
     pub acked: u64,
     pub protocol: u64,
-    /// The disk's that were accepted before it was changed: its driver goes on using them, and hears
-    /// what is no longer possible request by request.
+    /// Features of the disk that were accepted before the disk was changed. The driver continues to
+    /// use them; requests that are no longer possible fail one by one.
     pub kept: u64,
 }
 
 impl Features {
-    /// Vrings wait for SET_VRING_ENABLE.
+    /// Returns true if vrings wait for SET_VRING_ENABLE.
     pub fn rings_need_enable(&self) -> bool {
         self.acked & VHOST_USER_F_PROTOCOL_FEATURES != 0
     }
 
-    /// Everything that is written to guest memory is to be logged.
+    /// Returns true if every write to guest memory must be logged.
     pub fn log_all(&self) -> bool {
         self.acked & VHOST_F_LOG_ALL != 0
     }
@@ -62,7 +62,7 @@ impl Features {
 }
 
 impl Session<'_> {
-    /// Whether a message is acknowledged, or its refusal told so.
+    /// Returns true if the message gets an acknowledgement, for success and failure.
     pub fn acknowledges(&self, message: Header) -> bool {
         message.needs_reply()
             && self.features.reply_ack()

@@ -1,5 +1,5 @@
-//! A session on its way to another process: what a front-end would have to say to it to have it
-//! there, and where its queues are.
+//! Hands over a session to another process: the settings that its front-end has made, and the
+//! positions of its queues.
 
 use super::back_channel::BackChannel;
 use super::vrings::check_eventfd;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Of one front-end. Numbers of files are those of a list beside it.
+/// Saved state of a session. File numbers are indices into the list of files that accompanies it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SessionState {
     features: u64,
@@ -26,23 +26,23 @@ pub struct SessionState {
     back_channel: Option<usize>,
     device_status: u8,
     writeback: bool,
-    /// What has arrived of a reply on the back channel that is not complete.
+    /// The received part of an incomplete reply on the back channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unfinished_reply: Option<UnfinishedState>,
 }
 
-/// The part of a message that has arrived. Its bytes cannot be received again, so the successor
-/// continues behind them.
+/// The received part of a message. The bytes cannot be received again, so the successor continues
+/// after them.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct UnfinishedState {
-    /// From the header's first byte on.
+    /// Bytes from the start of the header.
     bytes: Vec<u8>,
-    /// File descriptors that came with them.
+    /// File descriptors that arrived with the bytes.
     files: Vec<usize>,
 }
 
 impl UnfinishedState {
-    /// None: the receiver waits for a message's first byte.
+    /// Saves the state of a receiver; None if no byte of a message has arrived.
     pub fn of(
         receiver: &Receiver,
         descriptors: &mut Descriptors,
@@ -55,7 +55,7 @@ impl UnfinishedState {
         Ok(Some(UnfinishedState { bytes, files }))
     }
 
-    /// The receiver of the successor. The error is for the user.
+    /// Creates the successor's receiver. The error is for the user.
     pub fn resume(self, descriptors: &mut Descriptors) -> Result<Receiver, String> {
         let fds = self.files.into_iter().map(|file| descriptors.take(file));
         let fds = fds.collect::<Result<_, _>>()?;
@@ -64,13 +64,13 @@ impl UnfinishedState {
 }
 
 impl SessionState {
-    /// Whether a successor must know of unfinished messages.
+    /// Returns true if a successor must be able to continue an incomplete reply.
     pub fn has_unfinished_reply(&self) -> bool {
         self.unfinished_reply.is_some()
     }
 }
 
-/// A part of a file that is mapped.
+/// A mapped range of a file.
 #[derive(Debug, Serialize, Deserialize)]
 struct AreaState {
     file: usize,
@@ -95,7 +95,7 @@ struct InflightState {
 #[derive(Debug, Serialize, Deserialize)]
 struct VringState {
     size: u16,
-    /// flags, desc, used, avail, log
+    /// The fields flags, desc, used, avail and log of [`VringAddr`].
     addr: Option<(u32, u64, u64, u64, u64)>,
     base: u16,
     kick: Option<usize>,
@@ -115,11 +115,11 @@ impl AreaState {
     }
 }
 
-/// Queues that are ready to run, by number.
+/// Queues that are ready to run, with their indices.
 pub struct Ready(Vec<(usize, BlkQueue)>);
 
 impl Session<'_> {
-    /// What it is now; queues may run meanwhile. The error is for the user.
+    /// Describes the session; its queues may keep running. The error is for the user.
     pub fn describe(&self, descriptors: &mut Descriptors) -> Result<SessionState, String> {
         let state = self.try_to_describe(descriptors);
         state.map_err(|error| format!("cannot duplicate a file descriptor: {}", cause(error)))
@@ -172,8 +172,8 @@ impl Session<'_> {
         })
     }
 
-    /// Become what another process was, of which no queue runs yet. As little of it is believed as
-    /// if a front-end had said it.
+    /// Restores a session that another process described; no queue runs yet. The state is validated
+    /// like messages from a front-end.
     pub fn adopt(
         &mut self,
         state: SessionState,
@@ -233,7 +233,8 @@ impl Session<'_> {
             }
         }
         self.device_status = state.device_status;
-        // Only who has known it as volatile flushes.
+        // Writes may stay volatile only if the cache was known to be volatile: only then does the
+        // guest flush.
         let device = &self.shared.device;
         device.set_writeback(state.writeback && device.info().write_cache);
         self.adopt_vrings(state.vrings, &mut take)
@@ -273,8 +274,11 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Stop the queues and let go of the disk: from now on another process may have both. Where the
-    /// queues are; on an error not all that was written is where others find it.
+    /// Stops the queues and releases the disk, so that another process may use both. Returns the
+    /// positions of the queues.
+    ///
+    /// # Errors
+    /// Closing the disk failed; not everything that was written may be visible to others.
     pub fn halt(&mut self) -> Result<Vec<u16>, String> {
         self.pause(0..self.vrings.len());
         let closed = self.try_to_deactivate();
@@ -282,8 +286,8 @@ impl Session<'_> {
         Ok(self.vrings.iter().map(|vring| vring.base).collect())
     }
 
-    /// Take the disk into use, if a queue is to run, and make all ready that are to. No other
-    /// process has them. The error is for the user.
+    /// Prepares the queues that are to run, and activates the disk if there are any. No other
+    /// process may use them. The error is for the user.
     pub fn make_ready(&mut self, bases: Option<&[u16]>) -> Result<Ready, String> {
         for (vring, base) in self.vrings.iter_mut().zip(bases.unwrap_or_default()) {
             vring.base = *base;
@@ -303,7 +307,7 @@ impl Session<'_> {
         Ok(Ready(ready))
     }
 
-    /// Let them run.
+    /// Starts the prepared queues.
     pub fn run(&mut self, ready: Ready) -> Result<(), String> {
         let run = |(i, queue)| self.attach(i, queue);
         let ran = ready.0.into_iter().try_for_each(run);

@@ -1,5 +1,5 @@
-//! The area that tracks requests in flight. The front-end keeps it while this
-//! process may die, and hands it to the next one.
+//! The area that tracks requests in flight. The front-end keeps the area if this process dies, and
+//! passes it to the next back-end.
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::Inflight;
@@ -13,19 +13,19 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The mapped area: one region after the other, each for a queue.
+/// The mapped area: one region per queue, in order.
 pub struct InflightArea {
     pub(super) mapping: Arc<Mapping>,
     pub(super) queues: u16,
     pub(super) queue_size: u16,
-    /// For the disk, behind the queues' regions.
+    /// Memory for the disk, after the queues' regions.
     keepsake: Option<Keepsake>,
-    /// Where regions for queues of any size begin, behind that.
+    /// Offset in bytes of the regions for queues of any size, after the disk's memory.
     roomy: Option<usize>,
 }
 
 impl InflightArea {
-    /// The region of vring `index`, which has `size` entries.
+    /// Returns the region of vring `index`, which has `size` entries.
     fn queue(&self, index: u16, size: u16) -> Option<InflightQueue> {
         if index >= self.queues {
             return None;
@@ -35,9 +35,9 @@ impl InflightArea {
             _ => (0, self.queue_size),
         };
         let offset = start + usize::from(index) * region_size(entries);
-        // SAFETY: the mapping was checked to hold `queues` regions of this
-        // size from an 8-aligned start, lives as long as the queue, and is
-        // accessed in this part by this queue only: a vring runs once.
+        // SAFETY: the mapping was checked to hold `queues` regions of this size from an 8-aligned
+        // start, and it lives as long as the queue. Only this queue accesses this part, since a
+        // vring runs only once.
         Some(unsafe {
             InflightQueue::new(
                 self.mapping.ptr().add(offset),
@@ -48,20 +48,22 @@ impl InflightArea {
     }
 }
 
-/// Bytes of all queues' regions.
+/// Returns the size of all queues' regions in bytes.
 fn regions_size(queues: u16, queue_size: u16) -> u64 {
     region_size(queue_size) as u64 * u64::from(queues)
 }
 
-/// Where things are in the area, in bytes: the queues' regions first.
+/// Layout of the area, as offsets in bytes; the queues' regions come first.
 struct Layout {
-    /// All of the regions.
+    /// Size of all regions.
     regions: u64,
-    /// Room for the disk's keepsake.
+    /// Range of the disk's memory.
     keepsake: Range<u64>,
-    /// Regions for queues of any size. A front-end tells of the size that its device offers, but a driver may
-    /// choose a larger one, and QEMU lets it: SeaBIOS 1.16.3 takes 256 of a device with 128. They are behind all
-    /// else, so that programs that do not know of them find the rest where they look for it.
+    /// Range of the regions for queues of any size.
+    ///
+    /// A front-end announces the queue size that its device offers, but QEMU lets a driver choose a
+    /// larger one: SeaBIOS 1.16.3 uses 256 entries of a device with 128. These regions come last,
+    /// so that programs that do not know them find the other parts.
     roomy: Range<u64>,
 }
 
@@ -78,13 +80,13 @@ impl Layout {
         }
     }
 
-    /// Of any disk: another one may take its place.
+    /// Returns the layout for any disk, since another disk may take this one's place.
     fn of_all(queues: u16, queue_size: u16) -> Layout {
         Layout::new(queues, queue_size, KEEPSAKE_ROOM)
     }
 
-    /// Of an area that there is. An earlier program has left as much room as its own disk wanted: none, for one
-    /// without tables.
+    /// Returns the layout of an existing area. An earlier version left only as much room as its own
+    /// disk needed, which was none for a disk without tables.
     fn found(area: &Inflight, wanted: u64) -> Layout {
         let of = |room| Layout::new(area.num_queues, area.queue_size, room);
         let (all, none) = (of(KEEPSAKE_ROOM), of(0));
@@ -155,7 +157,7 @@ impl Session<'_> {
         if !area.mmap_offset.is_multiple_of(8) {
             return Err(Fault::refused("the area's offset is not a multiple of 8"));
         }
-        // One that another program has made may have no room for the disk, and for larger queues.
+        // An area created by another program may lack room for the disk, or for larger queues.
         let fits = |end: u64| area.mmap_size >= end;
         let room = keepsake.end - keepsake.start;
         let has_keepsake = wanted > 0 && wanted <= room && fits(keepsake.end);
@@ -171,8 +173,8 @@ impl Session<'_> {
         let mapping = Arc::new(mapping);
         let keepsake = has_keepsake.then(|| {
             let words = wanted as usize / 8;
-            // SAFETY: the mapping starts at a multiple of 8 and has this range,
-            // which no queue uses.
+            // SAFETY: the mapping starts at a multiple of 8 and contains this range, which no queue
+            // uses.
             unsafe {
                 let base = mapping.ptr().add(keepsake.start as usize);
                 Keepsake::new(base, words, mapping.clone())
@@ -181,7 +183,7 @@ impl Session<'_> {
         self.shared
             .update_status(|status| status.keeps_nothing = wanted > 0 && !has_keepsake);
         self.while_paused(|session| {
-            // The disk's keepsake changes between activations only.
+            // The disk's memory may change only between activations.
             session.deactivate();
             session.inflight = Some(InflightArea {
                 mapping,
@@ -195,12 +197,13 @@ impl Session<'_> {
         Ok(Reply::Ack)
     }
 
-    /// What the disk can keep things in, if the front-end tracks.
+    /// Returns the disk's memory in the in-flight area, if the front-end has one.
     pub(super) fn keepsake(&self) -> Option<Keepsake> {
         self.inflight.as_ref()?.keepsake.clone()
     }
 
-    /// The region for a queue of `size` entries that starts now, if the front-end tracks.
+    /// Returns the region for a queue of `size` entries that is about to start, if the front-end
+    /// has an in-flight area.
     pub(super) fn current_inflight(
         &self,
         index: u16,
@@ -245,15 +248,15 @@ mod tests {
                 begin..begin + KEEPSAKE_ROOM,
                 begin + KEEPSAKE_ROOM..begin + KEEPSAKE_ROOM + roomy,
             );
-            // Whatever the disk wants, and before there was room for any.
+            // The layout does not depend on what the disk needs.
             let size = all.1.end;
             assert_eq!(found(size, queues, 0), all);
             assert_eq!(found(size, queues, KEEPSAKE_ROOM), all);
-            // An earlier program's, of a disk that wanted nothing.
+            // An area of an earlier version, for a disk that needed no memory.
             let none = (begin..begin, begin..begin + roomy);
             assert_eq!(found(begin + roomy, queues, 0), none);
             assert_eq!(found(begin + roomy, queues, KEEPSAKE_ROOM), none);
-            // Others' end where they like.
+            // Areas of other programs may have any size.
             assert_eq!(found(begin + KEEPSAKE_ROOM, queues, KEEPSAKE_ROOM).0, all.0);
             assert_eq!(found(regions, queues, 0).0, begin..begin);
         }

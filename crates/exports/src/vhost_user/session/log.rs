@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 pub type Log = Arc<DirtyLog>;
 
-/// The log, and where it is.
+/// The log and its mapping.
 pub struct LogArea {
     log: Log,
     pub(super) mapping: Arc<Mapping>,
@@ -21,14 +21,14 @@ impl Session<'_> {
         offset: u64,
         fd: OwnedFd,
     ) -> Result<Reply, Fault> {
-        // The reply cannot carry a failure, so only closing is left.
+        // The reply cannot report a failure, so the connection is closed.
         let mapping = self
             .map(fd, offset, size)
             .map_err(|e| Fault::Fatal(format!("dirty log: {e}")))?;
         let mapping = Arc::new(mapping);
         let (bytes, len) = (mapping.ptr(), mapping.len());
-        // SAFETY: `mapping` covers `len` bytes and lives as long as the log,
-        // which alone accesses it.
+        // SAFETY: `mapping` covers `len` bytes and lives as long as the log, which alone accesses
+        // it.
         let log = unsafe { DirtyLog::new(bytes, len, mapping.clone()) };
         let log = Arc::new(log);
         self.while_paused(|session| {
@@ -38,20 +38,19 @@ impl Session<'_> {
         if !self.features.log_shmfd() {
             return Ok(Reply::Ack);
         }
-        // Front-ends differ in what they expect as contents, but none looks
-        // at it.
+        // Front-ends expect different contents here, but none of them reads the contents.
         let mut echo = size.to_ne_bytes().to_vec();
         echo.extend_from_slice(&offset.to_ne_bytes());
         Ok(Reply::Payload(echo, None))
     }
 
-    /// The log for a queue that starts now, if there is to be one.
+    /// Returns the log for a queue that is about to start; None if writes are not to be logged.
     pub(super) fn current_log(&self) -> Result<Option<Log>, String> {
         let Some(LogArea { log, .. }) = self.log.as_ref().filter(|_| self.features.log_all())
         else {
             return Ok(None);
         };
-        // Pages without a bit would silently be lost.
+        // Writes to pages without a bit would silently be lost.
         if !log.covers(self.memory.end()) {
             return Err(format!(
                 "the dirty log does not cover the guest's memory, which ends at {:#x}",

@@ -1,4 +1,4 @@
-//! The guest's memory.
+//! The guest's memory regions.
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::Region;
@@ -13,8 +13,8 @@ pub(super) struct MappedRegion {
     pub(super) mapping: Arc<Mapping>,
 }
 
-/// All regions and, made of them, what queues translate addresses with.
-/// Changed by replacing it whole.
+/// All regions, and the address translation for queues made from them. A change replaces the whole
+/// table.
 #[derive(Default)]
 pub struct MemoryTable {
     pub(super) regions: Vec<MappedRegion>,
@@ -22,7 +22,7 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// Of `slots` regions at most.
+    /// Creates a table of at most `slots` regions.
     fn new(regions: Vec<MappedRegion>, slots: usize) -> Result<MemoryTable, Fault> {
         if regions.len() > slots {
             return Err(Fault::Refused(format!("more than {slots} memory regions")));
@@ -37,20 +37,19 @@ impl MemoryTable {
                 owner: mapping.clone(),
             })
             .collect();
-        // SAFETY: a `Mapping` is readable and writable, has the length of the
-        // region that it was made for, and is unmapped by its drop only.
-        // Nothing makes references into it, and truncation is handled.
+        // SAFETY: a `Mapping` is readable and writable, has the length of its region, and is
+        // unmapped only by its drop. Nothing makes references into it, and truncation is handled.
         let memory = unsafe { GuestMemory::new(guest_regions) }.map_err(Fault::refused)?;
         let memory = (!regions.is_empty()).then(|| Arc::new(memory));
         Ok(MemoryTable { regions, memory })
     }
 
-    /// None as long as there are no regions.
+    /// Returns the address translation; None if there are no regions.
     pub fn memory(&self) -> Option<&Arc<GuestMemory>> {
         self.memory.as_ref()
     }
 
-    /// The guest address after the last region.
+    /// Returns the guest address after the last region.
     pub fn end(&self) -> u64 {
         let ends = self.regions.iter().map(|r| r.region);
         ends.map(|r| r.guest_addr.saturating_add(r.size))
@@ -60,7 +59,7 @@ impl MemoryTable {
 }
 
 impl Session<'_> {
-    /// Map a part of a file that the front-end shares.
+    /// Maps a range of a file that the front-end shares.
     pub(super) fn map(&self, fd: OwnedFd, offset: u64, len: u64) -> Result<Mapping, MapError> {
         Mapping::new(fd, offset, len, self.alarm.clone(), &self.shared.share)
     }
@@ -109,9 +108,11 @@ impl Session<'_> {
         self.replace_memory(regions)
     }
 
-    /// Requests in flight refer to the old regions, so queues are drained
-    /// first. One whose rings are not in the new table waits for a table
-    /// that has them: a region that grows is removed and added.
+    /// Replaces the memory regions after draining the queues, since requests in flight refer to the
+    /// old regions.
+    ///
+    /// A queue whose rings are not in the new table waits for a table that contains them: a
+    /// front-end grows a region by removing and adding it.
     fn replace_memory(&mut self, regions: Vec<MappedRegion>) -> Result<Reply, Fault> {
         let table = MemoryTable::new(regions, self.shared.share.slots())?;
         let resumed = self.while_paused(|session| {

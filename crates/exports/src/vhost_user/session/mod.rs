@@ -1,9 +1,8 @@
-//! What one front-end has set up, and what its messages do to it.
+//! State of one front-end's connection, and the handlers of its messages.
 //!
-//! Each concern has a file: `features`, `memory`, `vrings`, `log`,
-//! `inflight`, `config` (and the back channel), `status`, and `handover` to another process. A change that
-//! running queues depend on is made while they are detached from their
-//! workers: [`Session::while_paused`].
+//! Each concern has a file: `features`, `memory`, `vrings`, `log`, `inflight`, `config`,
+//! `back_channel`, `status`, and `handover` to another process. A change that running queues depend
+//! on is made while they are detached from their workers: see [`Session::while_paused`].
 
 mod back_channel;
 mod config;
@@ -30,12 +29,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use vrings::Vring;
 
-/// How a request that was carried out is answered.
+/// Reply to a request that succeeded.
 #[derive(Debug)]
 pub enum Reply {
-    /// With an acknowledgement, if the front-end asked for one.
+    /// An acknowledgement, if the front-end asked for one.
     Ack,
-    /// With contents of its own.
+    /// A reply with contents and possibly a file descriptor.
     Payload(Vec<u8>, Option<OwnedFd>),
 }
 
@@ -45,13 +44,13 @@ impl Reply {
     }
 }
 
-/// Why a request was not carried out, in one line.
+/// Why a request failed, in one line.
 #[derive(Debug)]
 pub enum Fault {
-    /// The session is as before. Without an acknowledgement to carry the
-    /// refusal, only closing tells the front-end.
+    /// The request was refused, and the session is unchanged. Without an acknowledgement, the
+    /// connection must be closed, since nothing else tells the front-end.
     Refused(String),
-    /// The connection must close.
+    /// The connection must be closed.
     Fatal(String),
 }
 
@@ -60,7 +59,7 @@ impl Fault {
         Fault::Refused(problem.to_string())
     }
 
-    /// The session is not as before.
+    /// Marks the error as fatal, since the session has changed.
     fn into_fatal(self) -> Fault {
         match self {
             Fault::Refused(problem) | Fault::Fatal(problem) => Fault::Fatal(problem),
@@ -68,7 +67,7 @@ impl Fault {
     }
 }
 
-/// One connection's state. [`Session::end`] must be the last call.
+/// State of one connection. [`Session::end`] must be the last call.
 pub struct Session<'a> {
     shared: &'a Shared,
     alarm: Arc<Alarm>,
@@ -84,9 +83,9 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// A session with the front-end in process `pid`.
+    /// Creates a session with the front-end in process `pid`.
     pub fn new(shared: &'a Shared, pid: i32) -> io::Result<Session<'a>> {
-        // A front-end that comes again may not tell what its guest has set.
+        // A front-end that reconnects may not repeat what its guest has configured.
         if shared.last_pid.swap(pid, Ordering::Relaxed) != pid {
             shared.device.reset();
         }
@@ -104,12 +103,12 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Raised when a mapping of this session has become worthless.
+    /// Returns the alarm, which is raised when a mapping of this session becomes inaccessible.
     pub fn alarm(&self) -> &Alarm {
         &self.alarm
     }
 
-    /// Carry out one message.
+    /// Handles one message.
     pub fn handle(&mut self, frame: Frame) -> Result<Reply, Fault> {
         let number = frame.header.request;
         let request = Request::parse(frame).map_err(|e| Fault::Fatal(e.to_string()))?;
@@ -119,16 +118,16 @@ impl<'a> Session<'a> {
             Request::SetFeatures(features) => self.set_features(features),
             Request::GetProtocolFeatures => Ok(Reply::u64(features::PROTOCOL_FEATURES)),
             Request::SetProtocolFeatures(features) => self.set_protocol_features(features),
-            // Ownership is the connection. RESET_OWNER is deprecated and to
-            // be ignored.
+            // The connection stands for the ownership. RESET_OWNER is deprecated and must be
+            // ignored.
             Request::SetOwner | Request::ResetOwner => Ok(Reply::Ack),
             Request::SetMemTable(regions) => self.set_mem_table(regions),
             Request::GetMaxMemSlots => Ok(Reply::u64(self.shared.share.slots() as u64)),
             Request::AddMemReg(region, fd) => self.add_mem_reg(region, fd),
             Request::RemMemReg(region) => self.rem_mem_reg(region),
             Request::SetLogBase { size, offset, fd } => self.set_log_base(size, offset, fd),
-            // To be signalled when the log changes; front-ends look at the
-            // log when they want to.
+            // The eventfd would signal changes of the log; front-ends read the log when they want
+            // to.
             Request::SetLogFd => Ok(Reply::Ack),
             Request::GetQueueNum => Ok(Reply::u64(self.vrings.len() as u64)),
             Request::SetVringNum { index, num } => self.set_vring_num(index, num),
@@ -157,8 +156,7 @@ impl<'a> Session<'a> {
         self.back_channel.as_ref().map(BackChannel::fd)
     }
 
-    /// The connection is over: drain everything and let go of the disk and
-    /// of the front-end's memory.
+    /// Ends the session: drains the queues and releases the disk and the front-end's memory.
     pub fn end(&mut self) {
         self.stop_all();
         self.alarm.set_memory(None);

@@ -3,16 +3,18 @@
 use super::{Fault, Reply, Session};
 
 impl Session<'_> {
-    /// The device as at first; the connection, with its protocol features
-    /// and the memory table, stays.
+    /// Resets the device to its initial state. The connection, with its protocol features and the
+    /// memory table, stays.
     pub(super) fn reset_device(&mut self) -> Result<Reply, Fault> {
         self.reset_vrings();
         self.shared.device.reset();
         Ok(Reply::Ack)
     }
 
-    /// Status 0 resets the vrings. The writeback field stays: QEMU sends
-    /// status 0 whenever it stops a guest, which will go on and not look.
+    /// Sets the device status; 0 resets the vrings.
+    ///
+    /// The writeback field stays: QEMU sends status 0 whenever it stops a guest, and the guest does
+    /// not set the field again when it resumes.
     pub(super) fn set_status(&mut self, status: u64) -> Result<Reply, Fault> {
         let Ok(status) = u8::try_from(status) else {
             return Err(Fault::Refused(format!(

@@ -1,11 +1,11 @@
-//! The virtqueues: what a front-end says about each, and when it runs.
+//! The virtqueues: their settings, and when they run.
 //!
-//! A vring is started by SET_VRING_KICK and stopped by GET_VRING_BASE. It
-//! runs, which is to say that it is attached to its worker, while it is
-//! started, enabled, and fully described. A worker looks at a source as soon
-//! as it is attached, so kicks from before are not lost. The eventfds of a running
-//! vring are replaced while its requests stay in flight: guests mask and unmask
-//! their interrupts, and front-ends wait for the acknowledgement.
+//! SET_VRING_KICK starts a vring, and GET_VRING_BASE stops it. A vring runs, which means that it is
+//! attached to its worker, while it is started, enabled, and completely set up. A worker checks a
+//! source as soon as it is attached, so earlier kicks are not lost.
+//!
+//! The eventfds of a running vring are replaced while its requests stay in flight: guests mask and
+//! unmask their interrupts, and front-ends wait for the acknowledgement.
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
@@ -15,15 +15,15 @@ use fathom_virtio::{BlkQueue, QueueSetup, signal};
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// One virtqueue as described so far.
+/// Settings of one virtqueue.
 #[derive(Default)]
 pub struct Vring {
-    /// 0: not said.
+    /// Number of entries; 0 if it has not been set.
     pub(super) size: u16,
     pub(super) addr: Option<VringAddr>,
-    /// Where to go on in the avail ring; not current while it runs.
+    /// Next index in the avail ring; outdated while the vring runs.
     pub(super) base: u16,
-    /// Present: started.
+    /// Kick eventfd; the vring is started if there is one.
     pub(super) kick: Option<OwnedFd>,
     pub(super) call: Option<OwnedFd>,
     pub(super) err: Option<OwnedFd>,
@@ -46,23 +46,24 @@ impl Vring {
         }
     }
 
-    /// As at first. Not to be called while it runs.
+    /// Resets all settings. The vring must not be running.
     pub fn reset(&mut self) {
         debug_assert!(self.running.is_none());
         *self = Vring::default();
     }
 }
 
-/// A copy, since a queue that cannot start takes its file descriptors along.
+/// Duplicates an eventfd, since a queue that fails to start drops its file descriptors.
 fn duplicate(fd: &Option<OwnedFd>) -> Result<Option<OwnedFd>, Fault> {
     let copy = fd.as_ref().map(OwnedFd::try_clone).transpose();
     copy.map_err(|e| Fault::Refused(format!("cannot duplicate an eventfd: {}", cause(e))))
 }
 
-/// Refuse what cannot be an eventfd: other files are always readable, and
-/// the worker would never sleep. (Anonymous inodes have no file type. What is
-/// known of a file will do: its file system may be the front-end's own, and
-/// take its time.)
+/// Refuses a file that cannot be an eventfd: other files are always readable, and the worker would
+/// never sleep.
+///
+/// Anonymous inodes such as eventfds have no file type. The check uses cached attributes only,
+/// since the front-end may control the file system and delay its replies.
 pub(super) fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, "", flags, StatxFlags::TYPE)
@@ -78,7 +79,7 @@ pub(super) fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
 impl Session<'_> {
     pub(super) fn set_vring_num(&mut self, index: u32, num: u32) -> Result<Reply, Fault> {
         let i = self.stopped_vring(index)?;
-        // The queue itself checks the size when it starts.
+        // The queue checks the size when it starts.
         self.vrings[i].size = u16::try_from(num)
             .map_err(|_| Fault::Refused(format!("vring {i}: size {num} is too large")))?;
         Ok(Reply::Ack)
@@ -116,12 +117,11 @@ impl Session<'_> {
     ) -> Result<Reply, Fault> {
         fd.as_ref().map_or(Ok(()), check_eventfd)?;
         self.set_eventfd(index, Eventfd::Call, fd)?;
-        // As QEMU's libvhost-user does: what was answered before may not have
-        // been told, and there are drivers that wait for it. The queue of a
-        // running vring has done so itself.
+        // As in QEMU's libvhost-user: interrupts for earlier completions may have been lost, and
+        // some drivers wait for them. The queue of a running vring signals by itself.
         let vring = &self.vrings[self.vring(index)?];
         if vring.running.is_none() && signal(vring.call.as_ref()).is_err() {
-            // It has another in its place now, which nobody hears.
+            // The front-end's eventfd has been replaced by another one, which nobody reads.
             tracing::warn!(
                 "vhost-user: vring {index}: its call eventfd was already full, so the guest gets \
                  no interrupts"
@@ -147,8 +147,8 @@ impl Session<'_> {
         self.change_vring(index, |vring| vring.enabled = enable)
     }
 
-    /// Stop: everything in flight is completed, and nothing touches the
-    /// guest's memory for this vring afterwards.
+    /// Stops a vring: all requests in flight complete, and nothing accesses the guest's memory for
+    /// this vring afterwards.
     pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Reply, Fault> {
         let i = self.vring(index)?;
         self.pause(i..i + 1);
@@ -159,23 +159,22 @@ impl Session<'_> {
         Ok(Reply::Payload(state, None))
     }
 
-    /// Stop all vrings.
+    /// Stops all vrings.
     pub(super) fn stop_all(&mut self) {
         self.pause(0..self.vrings.len());
         self.vrings.iter_mut().for_each(|vring| vring.kick = None);
         self.deactivate_if_idle();
     }
 
-    /// Make a change that running queues must not see. Afterwards all that
-    /// can run do; the error says why the first of the others that should
-    /// run does not.
+    /// Makes a change while no queue runs, and restarts the queues that can run. The error is that
+    /// of the first queue that should run but cannot.
     pub(super) fn while_paused(&mut self, change: impl FnOnce(&mut Self)) -> Result<(), Fault> {
         let all = 0..self.vrings.len();
         self.pause(all.clone());
         change(self);
         let mut outcome = Ok(());
         for i in all {
-            // One that does not start is no reason for others not to.
+            // If one queue does not start, the others still do.
             outcome = outcome.and(self.start(i));
         }
         outcome
@@ -208,15 +207,15 @@ impl Session<'_> {
         self.pause(i..i + 1);
         change(&mut self.vrings[i]);
         self.start(i).inspect_err(|_| {
-            // Refused, it is not started either.
+            // A refused request does not leave the vring started.
             self.vrings[i].kick = None;
             self.deactivate_if_idle();
         })?;
         Ok(Reply::Ack)
     }
 
-    /// Replaces an eventfd of a vring. A running vring keeps its requests in
-    /// flight, and its worker uses the new eventfd from the acknowledgement on.
+    /// Replaces an eventfd of a vring. A running vring keeps its requests in flight, and its worker
+    /// uses the new eventfd from the acknowledgement on.
     fn set_eventfd(
         &mut self,
         index: u32,
@@ -242,7 +241,7 @@ impl Session<'_> {
         Ok(Reply::Ack)
     }
 
-    /// Detach those that run, after all that they have in flight.
+    /// Detaches the running vrings of this range after their requests in flight have completed.
     pub(super) fn pause(&mut self, which: std::ops::Range<usize>) {
         let mut detaching: Vec<(usize, Detaching)> = Vec::new();
         for i in which {
@@ -264,7 +263,7 @@ impl Session<'_> {
             .update_status(|status| status.queues_running -= count);
     }
 
-    /// Attach a vring if it should run.
+    /// Attaches a vring if it should run.
     fn start(&mut self, i: usize) -> Result<(), Fault> {
         let Some(queue) = self.build(i)? else {
             return Ok(());
@@ -273,7 +272,7 @@ impl Session<'_> {
         self.attach(i, queue)
     }
 
-    /// The disk is activated.
+    /// Attaches a queue to its worker. The disk must be activated.
     pub(super) fn attach(&mut self, i: usize, queue: BlkQueue) -> Result<(), Fault> {
         let worker = i % self.shared.workers.len();
         let mut source: Box<dyn Source> = Box::new(queue);
@@ -290,7 +289,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The queue of a vring that should run; None as long as it should not.
+    /// Creates the queue of a vring; None if the vring should not run.
     pub(super) fn build(&self, i: usize) -> Result<Option<BlkQueue>, Fault> {
         let vring = &self.vrings[i];
         let enabled = vring.enabled || !self.features.rings_need_enable();
@@ -338,22 +337,22 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// After the last vring has stopped: let go of the disk, so that another
-    /// process (of a live migration's destination) may have it.
+    /// Releases the disk after the last vring has stopped, so that another process may use it, for
+    /// example at the destination of a live migration.
     fn deactivate_if_idle(&mut self) {
         if self.vrings.iter().all(|vring| vring.kick.is_none()) {
             self.deactivate();
         }
     }
 
-    /// No vring runs.
+    /// Releases the disk and logs errors. No vring may be running.
     pub(super) fn deactivate(&mut self) {
         if let Err(error) = self.try_to_deactivate() {
             tracing::error!("vhost-user: {error}");
         }
     }
 
-    /// It is not in use any more in any case.
+    /// Releases the disk. The disk is released even if an error is returned.
     pub(super) fn try_to_deactivate(&mut self) -> Result<(), DiskError> {
         match std::mem::take(&mut self.active) {
             true => self.shared.disk.deactivate(),

@@ -1,4 +1,4 @@
-//! A client that says what a test wants, and a host for it.
+//! A client for handshake tests, and a host for it.
 
 use super::super::{Agreed, Denied, Failure, Handshake, Host, Outcome};
 use crate::nbd::export::{Export, Exports, InUse};
@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Two exports of one disk: "a", and "b" with a description.
+/// A host with two exports of one disk: "a", and "b" with a description.
 pub struct TestHost {
     pub disk: Arc<TestDisk>,
     exports: Exports,
     pub tls: Option<Tls>,
 }
 
-/// A disk with blocks of another size.
+/// A disk that reports another block size.
 struct Blocks(Arc<TestDisk>, u32);
 
 impl Disk for Blocks {
@@ -85,10 +85,10 @@ impl Host for TestHost {
     }
 }
 
-/// A client, and the thread that it speaks with.
+/// A client, and the thread that runs the server's side of its handshake.
 pub struct Client<S = UnixStream> {
     pub socket: S,
-    /// A reply that was read, and belongs to the next that is asked for.
+    /// A reply that was read ahead, for the next call of `reply`.
     ahead: Option<(u32, Vec<u8>)>,
     server: JoinHandle<Result<Outcome, Failure>>,
 }
@@ -104,7 +104,7 @@ fn string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_be_bytes()[..], bytes].concat()
 }
 
-/// The data of INFO and GO.
+/// Encodes the data of INFO and GO.
 pub fn choice(name: &str, infos: &[u16]) -> Vec<u8> {
     let mut data = string(name.as_bytes());
     data.extend((infos.len() as u16).to_be_bytes());
@@ -112,7 +112,7 @@ pub fn choice(name: &str, infos: &[u16]) -> Vec<u8> {
     data
 }
 
-/// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
+/// Encodes the data of LIST_META_CONTEXT and SET_META_CONTEXT.
 pub fn contexts(name: &str, queries: &[&[u8]]) -> Vec<u8> {
     let mut data = string(name.as_bytes());
     data.extend((queries.len() as u32).to_be_bytes());
@@ -121,7 +121,8 @@ pub fn contexts(name: &str, queries: &[&[u8]]) -> Vec<u8> {
 }
 
 impl Client {
-    /// After the greeting, with fixed newstyle and without zeroes.
+    /// Creates a client that has read the greeting and sent the flags for fixed newstyle and no
+    /// zeroes.
     pub fn new(host: Arc<TestHost>) -> Client {
         let mut client = Client::without_flags(host);
         client.say(&3u32.to_be_bytes());
@@ -149,7 +150,7 @@ impl Client {
         client
     }
 
-    /// Nothing more comes, and nothing more is said.
+    /// Checks that the server has closed the connection without another byte.
     pub fn is_hung_up(&mut self) {
         match self.socket.read(&mut [0]) {
             Ok(0) => {}
@@ -160,7 +161,7 @@ impl Client {
 }
 
 impl<S: Read + Write> Client<S> {
-    /// Speak in another way, by TLS.
+    /// Replaces the socket, for example by a TLS stream.
     pub fn wrap<T>(self, wrap: impl FnOnce(S) -> T) -> Client<T> {
         Client {
             socket: wrap(self.socket),
@@ -188,7 +189,7 @@ impl<S: Read + Write> Client<S> {
         self.say(&bytes);
     }
 
-    /// The type of the next reply to `option`, and its data.
+    /// Reads the next reply to `option` and returns its type and data.
     pub fn reply(&mut self, option: u32) -> (u32, Vec<u8>) {
         if let Some(reply) = self.ahead.take() {
             return reply;
@@ -209,7 +210,8 @@ impl<S: Read + Write> Client<S> {
         data
     }
 
-    /// What GO tells, by type; the reply that ends it is left.
+    /// Reads the information replies to GO, by type, and keeps the final reply for the next call of
+    /// `reply`.
     pub fn infos(&mut self) -> BTreeMap<u16, Vec<u8>> {
         self.infos_of(opt::GO)
     }
@@ -234,7 +236,7 @@ impl<S: Read + Write> Client<S> {
         assert!(matches!(self.outcome(), Ok(Outcome::Over)));
     }
 
-    /// Hang up, and see what the server made of it all.
+    /// Closes the socket and returns the result of the server's handshake.
     pub fn outcome(self) -> Result<Outcome, Failure> {
         drop(self.socket);
         self.server.join().unwrap()

@@ -1,4 +1,4 @@
-//! Each option, well said and badly.
+//! Tests of each option, with valid and invalid data.
 
 mod client;
 mod tls;
@@ -135,7 +135,7 @@ fn an_abort_may_have_data() {
     client.expect(opt::ABORT, rep::ACK);
     client.is_hung_up();
     assert!(matches!(client.outcome(), Ok(Outcome::Over)));
-    // Nobody need wait for the answer.
+    // A client need not wait for the reply.
     for _ in 0..20 {
         let mut client = Client::new(host());
         client.ask(opt::ABORT, b"");
@@ -393,13 +393,13 @@ fn blocks_larger_than_sectors_are_told_and_need_not_be_asked_for() {
 #[test]
 fn a_handshake_has_a_deadline_however_busy_it_is() {
     let begun = Instant::now();
-    // Enough for what goes well before, however busy the machine is.
+    // Long enough for the valid part of the handshake on a busy machine.
     let patience = Duration::from_secs(3);
     let mut silent = Client::with_patience(host(), patience);
     let mut slow = Client::with_patience(host(), patience);
     slow.say(&3u32.to_be_bytes());
     slow.say(&client::header(opt::LIST, MAX_DATA));
-    // Bytes that come in time, each by itself, do not buy more.
+    // Bytes that trickle in do not extend the deadline.
     let is_over = (0..100).any(|_| {
         std::thread::sleep(patience / 10);
         slow.socket.write_all(&[7]).is_err()

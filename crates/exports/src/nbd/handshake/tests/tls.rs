@@ -1,4 +1,4 @@
-//! STARTTLS, with certificates made here and rustls as the client.
+//! Tests of STARTTLS, with certificates made here and rustls as the client.
 
 use super::super::{Failure, Mode, Outcome};
 use super::client::{Client, TestHost, choice, contexts, header, host, host_with_tls};
@@ -21,7 +21,7 @@ fn server(pki: &Pki, mode: Mode, verify: bool) -> Arc<TestHost> {
     host_with_tls(Tls::load(mode, &cert, &key, verify.then_some(&*ca)).unwrap())
 }
 
-/// A client of the server; with `identity`, it has a certificate.
+/// Creates a client's TLS session; with `identity`, the client has a certificate.
 fn session(
     pki: &Pki,
     identity: Option<&Pki>,
@@ -71,7 +71,7 @@ fn everything_goes_by_tls_after_starttls() {
 #[test]
 fn what_was_agreed_upon_before_tls_is_forgotten() {
     let pki = Pki::new();
-    // What asks again, and is refused, forgets the context by itself.
+    // A second, refused request discards the context by itself.
     for asks_again in [false, true] {
         let mut client = Client::new(server(&pki, Mode::On, false));
         client.ask(opt::STRUCTURED_REPLY, b"");
@@ -164,7 +164,7 @@ fn clients_may_have_to_show_a_certificate() {
 fn plain_text_in_place_of_tls_ends_the_connection() {
     let pki = Pki::new();
     let mut client = Client::new(server(&pki, Mode::Require, false));
-    // Somebody in the middle puts an option behind STARTTLS.
+    // A man in the middle inserts an option after STARTTLS.
     let both = [header(opt::STARTTLS, 0), header(opt::LIST, 0)].concat();
     client.say(&both);
     client.expect(opt::STARTTLS, rep::ACK);
