@@ -1,39 +1,41 @@
-//! Figures that several rules use. Whatever the evidence holds, a share is a finite number from 0
-//! to 1, or is not there.
+//! Calculations shared by several rules. Whatever values the evidence contains, a share is a finite
+//! number from 0 to 1, or None.
 
 use fathom_run::evidence::{DeviceTime, Evidence, Load, ThreadRole, ThreadTime};
 
-/// A thread, or a guest's CPU, that does something in less of the window is not busy: what waits
-/// for it waits for about as long as it works (M/M/1 at 80 %: four times that).
+/// Share of the window from which a thread or a guest's CPU counts as busy. Below it, requests
+/// queue for it for at most four times its service time (M/M/1 at 80 %).
 pub const BUSY: f64 = 0.80;
-/// As good as all: the rest is what sampling and the window's edges cost.
+/// Share that counts as the whole window; sampling and the window's edges account for the rest.
 pub const SATURATED: f64 = 0.95;
-/// Waiting for a CPU that lengthens a request noticeably; below it the scheduler's normal work.
+/// Share of waiting for a CPU that lengthens a request noticeably; less is the scheduler's normal
+/// work.
 pub const DELAYED: f64 = 0.05;
-/// Where more is stolen, nothing can be said of threads.
+/// Maximum steal share that is used as a correction, since nothing can be said of threads above it.
 const MOST_STOLEN: f64 = 0.50;
-/// Of a name that comes from outside, characters.
+/// Maximum number of characters shown of a name from the evidence.
 const NAME: usize = 40;
 
-/// `part / whole`, where that is a number and not negative.
+/// Returns `part / whole` if that is finite and not negative.
 pub fn ratio(part: f64, whole: f64) -> Option<f64> {
     let makes_sense = part >= 0.0 && part.is_finite() && whole > 0.0 && whole.is_finite();
     let ratio = part / whole;
     (makes_sense && ratio.is_finite()).then_some(ratio)
 }
 
-/// The same, at most 1: counters and windows do not end at quite the same instant.
+/// Returns `part / whole`, at most 1, since counters and windows do not end at exactly the same
+/// moment.
 pub fn share(part: f64, whole: f64) -> Option<f64> {
     ratio(part, whole).map(|ratio| ratio.min(1.0))
 }
 
-/// Seconds as a share of the window.
+/// Returns seconds as a share of the window.
 pub fn of_window(evidence: &Evidence, seconds: f64) -> Option<f64> {
     share(seconds, evidence.seconds)
 }
 
-/// The window's share in which a thread did something: time on a CPU without looking for work in
-/// vain. `None`: unknown, since it polls and does not tell.
+/// Returns the share of the window in which a thread worked: its CPU time without unsuccessful
+/// polling. `None` if it polls and does not report for how long.
 pub fn working(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     let useful = match thread.polls {
         true => thread.cpu - thread.polled?,
@@ -43,15 +45,15 @@ pub fn working(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     if thread.polls {
         return Some(cpu);
     }
-    // A vCPU with nothing to do may spin in the guest or in KVM (haltpoll): the guest knows.
+    // An idle vCPU may spin in the guest or in KVM (haltpoll), but the guest reports it as idle.
     match guest_cpu(evidence, thread) {
         Some(busy) if busy < BUSY => Some(busy.min(cpu)),
         _ => Some(cpu),
     }
 }
 
-/// The same, and the little for which it waited for a CPU: it had work then, too. (A thread that
-/// waits for much of the window has a rule of its own.)
+/// Returns the working share plus short waits for a CPU, in which the thread had work, too. Long
+/// waits have a rule of their own.
 pub fn wanting(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     let working = working(evidence, thread)?;
     let waiting = thread.waiting.and_then(|waits| of_window(evidence, waits));
@@ -61,9 +63,11 @@ pub fn wanting(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     }
 }
 
-/// Of the time for which the host's CPUs had work, the share in which the host's own hypervisor did
-/// not run them. Kernels differ in whether a thread's time includes it (paravirtual steal time), so
-/// that a thread that never pauses has between the rest and all of the window.
+/// Returns the share of the host CPUs' runnable time that the host's own hypervisor withheld.
+///
+/// Kernels differ in whether a thread's CPU time includes steal time (paravirtual steal time). A
+/// thread that never pauses therefore shows a CPU time between the unstolen part and the whole
+/// window.
 fn stolen(evidence: &Evidence) -> f64 {
     let sum = |percents: &[f64]| percents.iter().copied().sum::<f64>();
     let host = evidence.host.as_ref();
@@ -74,7 +78,7 @@ fn stolen(evidence: &Evidence) -> f64 {
     stolen.unwrap_or(0.0).min(MOST_STOLEN)
 }
 
-/// The share in which a vCPU's guest had work for it, whether it could run or not.
+/// Returns the share in which a vCPU's guest had work for it, whether or not it could run.
 fn guest_cpu(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     let guest = evidence.guest.as_ref()?;
     let number = usize::try_from(thread.vcpu?).ok()?;
@@ -83,12 +87,12 @@ fn guest_cpu(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     share(busy + steal, 100.0)
 }
 
-/// Threads through which the load's requests pass, where they are at work.
+/// Returns true for roles of threads that handle the load's requests.
 pub fn on_path(role: ThreadRole) -> bool {
     !matches!(role, ThreadRole::Kernel | ThreadRole::Other)
 }
 
-/// The largest share of a thread of these roles, and the thread.
+/// Returns the thread of these roles with the largest share, and that share.
 pub fn largest(
     evidence: &Evidence,
     roles: impl Fn(ThreadRole) -> bool,
@@ -99,21 +103,22 @@ pub fn largest(
     shares.max_by(|one, other| one.0.total_cmp(&other.0))
 }
 
-/// Requests that the load keeps in flight, as it was told. `None`: not told.
+/// Returns the number of requests that the load is configured to keep in flight. `None` if it is
+/// not known.
 pub fn offered(load: &Load) -> Option<f64> {
     let offered = f64::from(load.threads) * f64::from(load.depth);
     (offered > 0.0).then_some(offered)
 }
 
-/// Requests that the load had in flight, on the mean (Little's law).
+/// Returns the mean number of requests that the load had in flight (Little's law).
 pub fn load_in_flight(evidence: &Evidence) -> Option<f64> {
     let load = &evidence.load;
     let spent = load.requests as f64 * load.mean_ns / 1e9;
     ratio(spent, evidence.load_seconds()).filter(|_| load.requests > 0)
 }
 
-/// What the device had in flight, counted in the load's requests: those of the device may be parts
-/// of them, or several together.
+/// Returns the mean number of requests in flight at the device, in units of the load's requests.
+/// The device's own requests may be parts of those, or several merged.
 pub fn device_in_flight(device: &DeviceTime, load: &Load) -> Option<f64> {
     let in_flight = ratio(device.in_flight, 1.0)?;
     let size = |bytes: u64, requests: u64| ratio(bytes as f64, requests as f64);
@@ -125,8 +130,8 @@ pub fn device_in_flight(device: &DeviceTime, load: &Load) -> Option<f64> {
     }
 }
 
-/// The device's share of the mean time of all of the load's requests: those that caches answered
-/// spent none in it.
+/// Returns the device's share of the mean time of all requests of the load; requests served by
+/// caches spend no time in the device.
 pub fn device_share(evidence: &Evidence) -> Option<f64> {
     let (device, load) = (evidence.device.as_ref()?, &evidence.load);
     let of_one = share(device.mean_ns, load.mean_ns)?;
@@ -134,14 +139,14 @@ pub fn device_share(evidence: &Evidence) -> Option<f64> {
     Some(of_one * reached)
 }
 
-/// `98%`; small ones as `5.3%`.
+/// Formats a share: `98%`, or `5.3%` if it is small.
 pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
     let digits = usize::from(percent < 9.95);
     format!("{percent:.digits$}%")
 }
 
-/// `31.8`, `32`: a number of requests.
+/// Formats a number of requests: `31.8`, `32`.
 pub fn number(value: f64) -> String {
     if value >= 1e12 {
         return format!("{value:.1e}");
@@ -150,7 +155,7 @@ pub fn number(value: f64) -> String {
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
-/// `212 us`: a time of so many ns.
+/// Formats a time in nanoseconds: `212 us`.
 pub fn time(ns: f64) -> String {
     match ns {
         _ if ns < 1e3 => format!("{ns:.0} ns"),
@@ -161,13 +166,13 @@ pub fn time(ns: f64) -> String {
     }
 }
 
-/// A name that comes from outside, as it may be printed.
+/// Returns a name from the evidence without control characters and shortened.
 pub fn name(text: &str) -> String {
     let shown = text.chars().filter(|c| !c.is_control());
     shown.take(NAME).collect()
 }
 
-/// `I/O thread 'io0'`
+/// Describes a thread: `I/O thread 'io0'`.
 pub fn thread(thread: &ThreadTime) -> String {
     let role = match thread.role {
         ThreadRole::Vcpu => "vCPU",
@@ -247,7 +252,7 @@ mod tests {
             bytes: 100 << 20,
             ..Load::default()
         };
-        // Each of 1 MiB became four of 256 KiB.
+        // Each request of 1 MiB became four of 256 KiB.
         let device = DeviceTime {
             requests: 400,
             bytes: 100 << 20,

@@ -1,15 +1,15 @@
-//! What held a cell back: from what was seen around its work ([`Evidence`]) to the suspected
-//! limiter, by rules that can be argued with.
+//! Finds the suspected limiter of a cell from the [`Evidence`] around it, by rules that can be
+//! examined one by one.
 //!
 //! ```text
 //! Evidence ──► rules in rank order ──► the first that holds is the verdict
-//!                                      the others, and weaker suspects, stand behind it
+//!                                      the others, and weaker suspicions, are listed after it
 //! ```
 //!
-//! A rule is one file in `rules/`, and the list there says why it stands where it stands. A rule
-//! uses only what was seen: where its evidence is missing it does not hold. So "unknown" is an
-//! answer, and comes with what was seen. Evidence may be damaged or made up: no value of it makes
-//! a rule fail, and text of it is shown without control characters.
+//! Each rule is a file in `rules/`, and the list there explains the order. A rule uses measured
+//! evidence only and does not hold where its evidence is missing. Thus "unknown" is a valid
+//! verdict, and it lists the available evidence. Evidence may be damaged or forged: no value makes
+//! a rule panic, and its text is shown without control characters.
 
 mod figures;
 mod rule;
@@ -25,27 +25,27 @@ use serde::Serialize;
 
 pub use rules::CPU_CAP;
 
-/// What is suspected to have limited a cell.
+/// The suspected limiter of a cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// `None`: unknown.
+    /// `None` if the limiter is unknown.
     pub limiter: Option<Limiter>,
-    /// One line, with the evidence in numbers.
+    /// One line that contains the evidence in numbers.
     pub text: String,
-    /// Other rules that hold, and weaker suspects: a line each.
+    /// Other rules that hold, and weaker suspicions, one line each.
     pub also: Vec<String>,
 }
 
-/// The rule that holds, and for whom.
+/// The rule that holds, and its subject.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Limiter {
     /// One of [`names`].
     pub rule: &'static str,
-    /// The thread, filter, lock, control group, device or layer, where it is about one.
+    /// The thread, filter, lock, control group, device or layer, if the rule is about one.
     pub subject: Option<String>,
 }
 
-/// Judges a cell by its evidence, and by nothing else.
+/// Judges a cell by its evidence only.
 pub fn judge(evidence: &Evidence) -> Verdict {
     let mut limiter = None;
     let mut text = String::new();
@@ -74,7 +74,7 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     }
 }
 
-/// The rules' names, in rank order.
+/// Returns the names of the rules in rank order.
 pub fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> = Vec::new();
     for rule in rules::RULES {
@@ -86,12 +86,12 @@ pub fn names() -> Vec<&'static str> {
 }
 
 impl Verdict {
-    /// The name of the rule that holds.
+    /// Returns the name of the rule that holds.
     pub fn rule(&self) -> Option<&'static str> {
         self.limiter.as_ref().map(|limiter| limiter.rule)
     }
 
-    /// For whom it holds.
+    /// Returns the subject of the rule that holds.
     pub fn subject(&self) -> Option<&str> {
         self.limiter.as_ref()?.subject.as_deref()
     }

@@ -1,22 +1,22 @@
-//! What a rule is.
+//! The type of a rule.
 
 use fathom_run::evidence::Evidence;
 
-/// A rule: looks at the evidence for one thing.
+/// A rule: examines the evidence for one kind of limit.
 pub struct Rule {
-    /// In kebab case. Two rules that see more and less of the same have one name.
+    /// Name in kebab case. Rules for a stronger and a weaker form of the same limit share a name.
     pub name: &'static str,
     pub find: Find,
 }
 
 pub type Find = fn(&Evidence) -> Option<Finding>;
 
-/// What a rule has found.
+/// Result of a rule.
 pub struct Finding {
-    /// Whether it explains the cell. Else it is only worth a line.
+    /// True if the finding explains the cell; otherwise it is only mentioned.
     pub holds: bool,
     pub subject: Option<String>,
-    /// One line, with numbers.
+    /// One line that contains numbers.
     pub text: String,
 }
 
@@ -29,7 +29,7 @@ impl Finding {
         }
     }
 
-    /// A suspicion that is no verdict.
+    /// Creates a suspicion that is not sufficient for a verdict.
     pub fn weak(text: String) -> Finding {
         Finding {
             holds: false,

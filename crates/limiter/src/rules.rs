@@ -1,14 +1,14 @@
-//! The rules, in rank order: the first that holds is the verdict.
+//! The rules, in rank order: the first one that holds is the verdict.
 //!
-//! Where requests spend their time is stronger evidence than who is busy. Requests wait in front
-//! of what limits them: if they are all in the device, or in a filter, no thread on the way can be
-//! the limit, however busy it looks; and if a thread is, they are not in the device. So the two
-//! rules about time come first and exclude each other.
+//! Where requests spend their time is stronger evidence than which thread is busy, because requests
+//! queue in front of their limit. If all requests are in the device or in a filter, no thread on
+//! the path is the limit, however busy it looks. If a thread is the limit, the requests are not in
+//! the device. Therefore the two rules about time come first; they exclude each other.
 //!
-//! Then come causes before what they look like: a capped group's threads look saturated or wait
-//! for a CPU; a vCPU without a CPU looks like a slow guest; the load's own thread makes its vCPU
-//! busy. What only lengthens each request a little comes after what would stop more of them. Last
-//! is latency, which holds when nothing else does.
+//! Causes come before their symptoms. Threads of a capped group look saturated or wait for a CPU; a
+//! vCPU without a CPU looks like a slow guest; the load's own thread makes its vCPU busy. Rules for
+//! what only lengthens each request a little come after rules for what blocks further requests.
+//! Latency is last, since it holds when nothing else does.
 
 mod cpu_cap;
 mod device;
@@ -23,10 +23,10 @@ mod thread;
 
 use crate::rule::Rule;
 
-/// The rule of a control group's CPU limit, which can be lifted.
+/// Name of the rule for a control group's CPU limit, which the user can raise.
 pub const CPU_CAP: &str = "cpu-cap";
 
-/// One line a rule.
+/// The rules, one per line.
 pub static RULES: &[Rule] = &[
     rule("device", device::at_its_limit),
     rule("filter", filter::holds_requests),

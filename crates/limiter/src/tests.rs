@@ -1,12 +1,15 @@
-//! Whole cells, each with what its limit looks like, and judged by all rules at once.
+//! Tests of all rules together, with complete cells of known limits.
 
 mod any;
 mod truth;
 
 use fathom_run::evidence::{Bare, DeviceTime, Evidence, Load, Processors, ThreadRole, ThreadTime};
 
-/// Ten seconds of random reads of 4 KiB by one thread of a KVM guest, so many in flight, each so
-/// many us, of which the device has 96 %; served by a worker of Fathom's. Nobody is busy.
+/// A cell of ten seconds: one thread of a KVM guest makes random reads of 4 KiB through a worker of
+/// Fathom's.
+///
+/// `depth` requests are in flight, each takes `us` microseconds, and the device accounts for 96 %
+/// of that. No thread is busy.
 pub fn cell(depth: u32, us: f64) -> Evidence {
     let requests = 9.9e6 * f64::from(depth) / us;
     let bytes = requests as u64 * 4096;

@@ -1,4 +1,4 @@
-//! What is said where no rule holds: what was seen.
+//! Describes the available evidence if no rule holds.
 
 use fathom_run::evidence::Evidence;
 
@@ -7,7 +7,7 @@ use crate::figures::{
     share, thread, working,
 };
 
-/// One line that begins with `unknown`.
+/// Returns one line that begins with `unknown`.
 pub fn seen(evidence: &Evidence) -> String {
     let seen = [
         busiest(evidence),

@@ -1,16 +1,17 @@
-//! A control group whose threads are held because it has used up its share of CPU time.
+//! A control group whose threads are throttled because it has used up its CPU quota.
 
 use fathom_run::evidence::Evidence;
 
 use crate::figures::{DELAYED, name, number, percent, ratio, share};
 use crate::rule::Finding;
 
-/// Of the periods in which the group ran. Fewer are bursts that the cap was meant to cut.
+/// Minimum share of throttled periods among those in which the group ran. Fewer are bursts that the
+/// cap is meant to cut.
 const OFTEN: f64 = 0.10;
-/// Of the window, over all its threads: as for other waiting for a CPU. A group that is held at
-/// the very end of each period is throttled in all of them and loses nothing.
+/// Minimum throttled time of all its threads, as a share of the window. A group throttled at the
+/// very end of each period is throttled in all periods but loses nothing.
 const HELD: f64 = DELAYED;
-/// Of the periods: not worth a word below.
+/// Share of throttled periods below which the cap is not mentioned.
 const SELDOM: f64 = 0.01;
 
 pub fn throttled(evidence: &Evidence) -> Option<Finding> {

@@ -1,22 +1,24 @@
-//! The device at its limit: all that the load offers is in it, all the time, and the bare device
-//! is no faster.
+//! A device at its limit: it holds all requests of the load all the time, and is no faster without
+//! the stack.
 
 use fathom_run::evidence::{DeviceTime, Evidence};
 
 use crate::figures::{device_in_flight, device_share, name, number, offered, percent, ratio};
 use crate::rule::Finding;
 
-/// Of what is offered, in the device: the load needs a moment between two requests.
+/// Minimum share of the offered requests that are in the device; the load needs a moment between
+/// two requests.
 const PINNED: f64 = 0.90;
-/// Of a request's time. What a fast stack adds to a device at depth is below a fifth; where more
-/// is elsewhere, the device is not what requests wait for.
+/// Minimum share of a request's time that is spent in the device. A fast stack adds less than a
+/// fifth to a device at depth; if more time is spent elsewhere, the device is not the limit.
 const NEARLY_ALL: f64 = 0.80;
-/// Of the bare device's rate at the same depth. Repeated runs of one device differ by less.
+/// Minimum share of the bare device's rate at the same depth. Repeated runs of one device differ by
+/// less.
 const AS_FAST: f64 = 0.90;
 
 pub fn at_its_limit(evidence: &Evidence) -> Option<Finding> {
     let device = evidence.device.as_ref()?;
-    // One in flight is always all that is offered: a matter of latency.
+    // A single request in flight is always all that is offered; the latency rule covers it.
     let offered = offered(&evidence.load).filter(|&offered| offered > 1.0)?;
     if let Some(finding) = queue_full(device, offered) {
         return Some(finding);
@@ -51,7 +53,7 @@ pub fn at_its_limit(evidence: &Evidence) -> Option<Finding> {
     Some(finding.about(name(&device.name)))
 }
 
-/// The kernel's own bound on requests in flight, where that is less than what is offered.
+/// Checks whether the kernel's queue of the device is full and shorter than the offered depth.
 fn queue_full(device: &DeviceTime, offered: f64) -> Option<Finding> {
     let queue = f64::from(device.queue?);
     let in_flight = ratio(device.in_flight, queue)?;
@@ -66,10 +68,10 @@ fn queue_full(device: &DeviceTime, offered: f64) -> Option<Finding> {
     is_full.then(|| finding.about(name(&device.name)))
 }
 
-/// The load's rate as a part of the bare device's.
+/// Returns the load's rate as a share of the bare device's rate.
 fn of_bare(evidence: &Evidence) -> Option<f64> {
     let (bare, load) = (evidence.bare.as_ref()?, &evidence.load);
-    // None: it is not known how many it made.
+    // None if the load's count is unknown.
     let rate = |count: u64, of: f64| {
         let count = (count > 0).then_some(count as f64)?;
         ratio(ratio(count, evidence.load_seconds())?, of)
@@ -83,7 +85,8 @@ mod tests {
     use super::*;
     use crate::tests::{cell, with};
 
-    /// 32 in flight, all of them in a device that does 80,000 a second on its own.
+    /// A cell with 32 requests in flight, all in a device that reaches 80,000 requests per second
+    /// by itself.
     fn at_limit() -> Evidence {
         cell(32, 400.0)
     }
@@ -118,7 +121,7 @@ mod tests {
         assert!(at_its_limit(&device(|device| device.in_flight = 28.7)).is_none());
         assert!(at_its_limit(&device(|device| device.mean_ns = 321_000.0)).is_some());
         assert!(at_its_limit(&device(|device| device.mean_ns = 319_000.0)).is_none());
-        // Half of it came from a cache.
+        // Half of the data came from a cache.
         assert!(at_its_limit(&device(|device| device.bytes /= 2)).is_none());
         let bare = |rate: f64| {
             with(at_limit(), |evidence| {

@@ -1,16 +1,16 @@
-//! A filter that holds requests back.
+//! A filter that delays requests.
 
 use fathom_run::evidence::Evidence;
 
 use crate::figures::{name, percent, share};
 use crate::rule::Finding;
 
-/// A bucket holds requests only while more come than it lets through, so it is the limit as soon
-/// as it holds them for a noticeable time.
+/// Name of the throttle filter. A token bucket delays requests only if they exceed its rate, so it
+/// is the limit as soon as the delay is noticeable.
 const THROTTLE: &str = "throttle";
 const NOTICEABLE: f64 = 0.10;
-/// A filter that only takes time does not stop others from going on meanwhile: it limits where
-/// that is the greater part of what a request takes.
+/// Minimum share of a request's time for other filters. A filter that only adds time does not block
+/// other requests, so it limits only if it takes the greater part.
 const MOST: f64 = 0.50;
 
 pub fn holds_requests(evidence: &Evidence) -> Option<Finding> {
@@ -19,7 +19,7 @@ pub fn holds_requests(evidence: &Evidence) -> Option<Finding> {
     let shares = shares.filter_map(|one| Some((held(one.mean_ns)?, one)));
     let is_limit =
         |share: f64, filter: &str| share >= if filter == THROTTLE { NOTICEABLE } else { MOST };
-    // One that limits before one that only takes longer.
+    // A filter that limits is preferred to one that only takes longer.
     let (share, one) = shares.max_by(|one, other| {
         let key = |(share, held): &(f64, &fathom_run::evidence::Held)| {
             (is_limit(*share, &held.filter), *share)
@@ -42,7 +42,7 @@ mod tests {
     use crate::tests::{cell, with};
     use fathom_run::evidence::Held;
 
-    /// A cell of 400 us a request, with filters (name, us).
+    /// A cell of 400 us per request, with filters (name, us).
     fn filtered(filters: &[(&str, f64)]) -> Evidence {
         with(cell(8, 400.0), |evidence| {
             let held = |&(filter, us): &(&str, f64)| Held {

@@ -1,4 +1,4 @@
-//! Nothing is busy, and each request takes its time: as many are done as fit one after the other.
+//! Latency: nothing is busy, and the rate follows from the time of each request.
 
 use fathom_run::evidence::Evidence;
 
@@ -9,7 +9,8 @@ use crate::figures::{
 use crate::rule::Finding;
 use crate::rules::thread::poller;
 
-/// Of what the load offers, in flight: else it does something else for most of the time.
+/// Minimum share of the offered requests that are in flight; with less, the load is mostly busy
+/// with something else.
 const KEPT: f64 = 0.50;
 
 pub fn bound(evidence: &Evidence) -> Option<Finding> {
@@ -19,7 +20,7 @@ pub fn bound(evidence: &Evidence) -> Option<Finding> {
         return None;
     }
     let busy = busy(evidence);
-    // With one in flight nobody queues, and all that is done is a part of the request's time.
+    // With one request in flight there is no queue, and all work is a part of the request's time.
     let may_be_busy = busy.is_some() || poller(evidence).is_some();
     if offered > 1.0 && may_be_busy {
         return None;
@@ -41,7 +42,7 @@ pub fn bound(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Who is busy enough that requests may queue for it.
+/// Describes the thread or guest CPU that is so busy that requests may queue for it.
 fn busy(evidence: &Evidence) -> Option<String> {
     let runs = |role| on_path(role) || role == fathom_run::evidence::ThreadRole::Kernel;
     let found = largest(evidence, runs, |one| working(evidence, one));
@@ -56,7 +57,7 @@ fn busy(evidence: &Evidence) -> Option<String> {
     Some(format!("a CPU of the guest {} busy", percent(busiest)))
 }
 
-/// The layer's name, and what is said of it.
+/// Returns the name of the largest layer, and its description.
 fn largest_layer(evidence: &Evidence) -> (Option<String>, String) {
     let whole = evidence.load.mean_ns;
     let layers = evidence.layers.iter();

@@ -7,12 +7,12 @@ use crate::figures::{
 };
 use crate::rule::Finding;
 
-/// Of what it should keep in flight. A load that has less does something else for most of the
-/// time, and what limits requests is not what limits it.
+/// Minimum share of the offered requests that are in flight. A load with less is mostly busy with
+/// something else, so the limit of its requests is not its own limit.
 const KEPT: f64 = 0.50;
 
-/// Load threads that are on a CPU all the time, while none of the server's is. A vCPU may well be:
-/// the load runs in it.
+/// Holds if the load's threads are on a CPU all the time, and no thread of the server is. A vCPU
+/// may be, since the load runs in it.
 pub fn saturated(evidence: &Evidence) -> Option<Finding> {
     let shares = shares(evidence);
     let most = shares.iter().copied().max_by(f64::total_cmp)?;
@@ -44,7 +44,7 @@ pub fn saturated(evidence: &Evidence) -> Option<Finding> {
     )
 }
 
-/// A load that does not keep in flight what it should.
+/// Suspects a load that does not keep enough requests in flight.
 fn pace(evidence: &Evidence) -> Option<Finding> {
     let (had, offered) = (load_in_flight(evidence)?, offered(&evidence.load)?);
     let text = format!(
@@ -55,7 +55,8 @@ fn pace(evidence: &Evidence) -> Option<Finding> {
     (ratio(had, offered)? < KEPT).then(|| Finding::weak(text))
 }
 
-/// Each thread's share of its time, as the load told, or as its process shows.
+/// Returns the CPU share of each load thread, as reported by the load or as measured for its
+/// process.
 fn shares(evidence: &Evidence) -> Vec<f64> {
     let told = evidence.load.thread_cpu.iter();
     let told: Vec<f64> = told
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
     use crate::tests::{cell, with};
 
-    /// Load threads with so many of 10 s, and a worker with so many.
+    /// A cell whose load threads and worker used these numbers of seconds of 10 s.
     fn load(threads: &[f64], worker: f64) -> Evidence {
         with(cell(32, 400.0), |evidence| {
             evidence.load.thread_cpu = threads.to_vec();

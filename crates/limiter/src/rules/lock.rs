@@ -5,7 +5,7 @@ use fathom_run::evidence::Evidence;
 use crate::figures::{name, percent, ratio};
 use crate::rule::Finding;
 
-/// Of the requests' time, all together: more than what a lock that is free costs.
+/// Minimum share of the requests' total time; more than an uncontended lock costs.
 const MUCH: f64 = 0.10;
 
 pub fn waited_for(evidence: &Evidence) -> Option<Finding> {
@@ -14,7 +14,7 @@ pub fn waited_for(evidence: &Evidence) -> Option<Finding> {
     let shares = evidence.locks.iter();
     let shares = shares.filter_map(|lock| Some((ratio(lock.seconds, spent)?, lock)));
     let much = shares.filter(|(share, _)| *share >= MUCH);
-    // More than all of the requests' time cannot be theirs: threads that wait for something to do.
+    // Waits longer than all of the requests' time include threads that wait for work.
     let key = |share: f64| (share <= 1.0, share);
     let (share, lock) = much.max_by(|one, other| {
         let (one, other) = (key(one.0), key(other.0));
@@ -39,7 +39,8 @@ mod tests {
     use crate::tests::{cell, with};
     use fathom_run::evidence::LockWait;
 
-    /// 32 in flight for 10 s: 317 s of requests. Locks with so many seconds of waiting.
+    /// 32 requests in flight for 10 s, which is 317 s of request time, and locks with these seconds
+    /// of waiting.
     fn locks(seconds: &[f64]) -> Evidence {
         with(cell(32, 400.0), |evidence| {
             let lock = |&seconds: &f64| LockWait {

@@ -1,15 +1,15 @@
-//! Pressure (PSI) of the host.
+//! Pressure of the host (PSI).
 //!
-//! Not that of I/O: whoever reads a disk without a pause makes it 100 %, and waits for nothing but
-//! what was asked for.
+//! I/O pressure is not used: a task that reads a disk without pause raises it to 100 %, although it
+//! waits only for its own requests.
 
 use fathom_run::evidence::Evidence;
 
 use crate::figures::{on_path, percent, share};
 use crate::rule::Finding;
 
-/// Of the window in which some task waited. Any task of the machine counts, so that this is twice
-/// of what a thread of the path may wait.
+/// Minimum share of the window in which some task waited. Any task of the machine counts, so this
+/// is twice the share for a thread on the path.
 const HIGH: f64 = 0.10;
 
 pub fn high(evidence: &Evidence) -> Option<Finding> {
@@ -21,7 +21,7 @@ pub fn high(evidence: &Evidence) -> Option<Finding> {
         );
         (share >= HIGH).then(|| Finding::holds(text).about(what))
     };
-    // Where the threads' own waits for a CPU are known, others' do not matter.
+    // If the waits of the path's own threads are known, those of other tasks do not matter.
     let mut path = evidence.threads.iter().filter(|one| on_path(one.role));
     let is_known = path.any(|one| one.waiting.is_some());
     let memory = share(pressure.memory, 100.0).and_then(|share| finding("memory", share));

@@ -7,7 +7,8 @@ use crate::figures::{
 };
 use crate::rule::Finding;
 
-/// A thread that wanted to run all the time and could not: too many threads for the CPUs.
+/// Holds if a thread wanted to run all the time and waited for a CPU: there are too many threads
+/// for the CPUs.
 pub fn starved(evidence: &Evidence) -> Option<Finding> {
     let wants_all = |one: &ThreadTime| {
         let (waits, works) = (waits(evidence, one)?, working(evidence, one)?);
@@ -27,11 +28,11 @@ pub fn starved(evidence: &Evidence) -> Option<Finding> {
     Some(Finding::holds(text).about(crate::figures::name(&starved.name)))
 }
 
-/// A thread that waits noticeably each time. It holds where that is more of a request's time than
-/// what the device takes.
+/// Finds a thread that waits noticeably. Holds if the waiting takes more of a request's time than
+/// the device does.
 pub fn delayed(evidence: &Evidence) -> Option<Finding> {
     if starved(evidence).is_some() {
-        return None; // said already
+        return None; // reported by `starved`
     }
     let (share, delayed) = largest(evidence, on_path, |one| waits(evidence, one))?;
     let text = format!(
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
     use crate::tests::{cell, with};
 
-    /// The vCPU with so many of 10 s on a CPU and waiting for one; a guest that is busy.
+    /// The vCPU ran and waited for these numbers of seconds of 10 s; its guest is busy.
     fn vcpu(cpu: f64, waiting: f64) -> Evidence {
         with(cell(32, 400.0), |evidence| {
             let vcpu = &mut evidence.threads[0];

@@ -1,24 +1,24 @@
-//! CPUs whose hypervisor ran something else, as the machine itself sees it.
+//! CPUs whose hypervisor ran something else, as reported by the machine itself.
 
 use fathom_run::evidence::{Evidence, Processors};
 
 use crate::figures::{DELAYED, SATURATED, percent, share};
 use crate::rule::Finding;
 
-/// A guest's CPU that had work all the time, and was not run for a part of it.
+/// Holds if a guest's CPU had work all the time and was not run for a part of it.
 ///
-/// Not the host's: its threads are seen one by one, and what is stolen from them is made up for
-/// (`working`).
+/// Steal of the host is not used: the host's threads are measured one by one, and `working`
+/// corrects for it.
 pub fn starved(evidence: &Evidence) -> Option<Finding> {
     let wants_all = |busy: f64, steal: f64| busy + steal >= SATURATED;
     let worst = worst(evidence.guest.as_ref()?, wants_all)?;
     (worst.steal >= DELAYED).then(|| worst.finding("guest", true))
 }
 
-/// Any CPU of which a noticeable part is stolen, the host's as well.
+/// Finds any CPU with noticeable steal, including those of the host.
 pub fn delayed(evidence: &Evidence) -> Option<Finding> {
     if starved(evidence).is_some() {
-        return None; // said already
+        return None; // reported by `starved`
     }
     let of = |machine: &Option<Processors>| worst(machine.as_ref()?, |_, _| true);
     let guest = of(&evidence.guest).map(|worst| (worst, "guest"));
@@ -36,7 +36,7 @@ struct Worst {
     busy: f64,
 }
 
-/// The CPU with the most steal among those of which (busy, steal) fit.
+/// Returns the CPU with the most steal for which `fits(busy, steal)` is true.
 fn worst(machine: &Processors, fits: impl Fn(f64, f64) -> bool) -> Option<Worst> {
     let pairs = machine.steal.iter().enumerate();
     let all = pairs.filter_map(|(cpu, &steal)| {

@@ -1,4 +1,4 @@
-//! A thread that has work all the time, and is on a CPU for nearly as long.
+//! A thread that has work all the time and is on a CPU for nearly all of it.
 
 use fathom_run::evidence::{Evidence, ThreadRole, ThreadTime};
 
@@ -32,7 +32,7 @@ pub fn saturated(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// `on CPU 98%`, or `on CPU 92%, waiting for one 4%`.
+/// Describes the CPU share: `on CPU 98%`, or `on CPU 92%, waiting for one 4%`.
 fn on_cpu(evidence: &Evidence, thread: &ThreadTime) -> String {
     let working = working(evidence, thread).unwrap_or(0.0);
     let text = format!("on CPU {}", percent(working));
@@ -44,7 +44,8 @@ fn on_cpu(evidence: &Evidence, thread: &ThreadTime) -> String {
     }
 }
 
-/// Whether a thread may be saturated, of which nobody knows.
+/// Finds a thread that may be saturated, but polls and does not report how much of its time is
+/// work.
 pub fn poller(evidence: &Evidence) -> Option<Finding> {
     let on_cpu = |one: &ThreadTime| {
         let is_unknown = one.polls && working(evidence, one).is_none();
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
     use crate::tests::{cell, with};
 
-    /// The worker with so many of 10 s on a CPU.
+    /// The worker used this number of seconds of CPU time in 10 s.
     fn worker(cpu: f64, change: fn(&mut ThreadTime)) -> Evidence {
         with(cell(32, 400.0), |evidence| {
             evidence.threads[1].cpu = cpu;
@@ -92,7 +93,7 @@ mod tests {
             "I/O thread 'worker 0' on CPU 92%, waiting for one 4.0%"
         );
         assert!(waits(9.0, |worker| worker.waiting = Some(0.4)).is_none());
-        // One that works a little waits because others are there.
+        // A thread that works little waits because of other threads.
         assert!(waits(7.0, |worker| worker.waiting = Some(3.0)).is_none());
     }
 

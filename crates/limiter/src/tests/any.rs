@@ -1,4 +1,4 @@
-//! Evidence that nobody has measured.
+//! Tests with arbitrary evidence.
 
 use fathom_run::evidence::{
     Bare, DeviceTime, Evidence, Held, Layer, Load, LockWait, Pressure, Processors, ThreadRole,
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::{judge, names};
 
-/// Most of a window that makes sense, so that rules hold now and then.
+/// Mostly values that fit into a window, so that rules sometimes hold.
 fn figure() -> impl Strategy<Value = f64> {
     let odd = [
         0.0,

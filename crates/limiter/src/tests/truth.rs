@@ -1,4 +1,4 @@
-//! What is known to be the limit must be named, also where other rules hold as well.
+//! Tests that a known limit is named, even if other rules hold as well.
 
 use fathom_run::evidence::{
     DeviceTime, Evidence, Held, Layer, LockWait, Pressure, Processors, ThreadRole, Throttling,
@@ -15,7 +15,7 @@ fn named(evidence: &Evidence, rule: &str, subject: &str) -> String {
     verdict.text
 }
 
-/// A disk in memory: nothing waits for a device.
+/// A cell with a disk in memory, so that nothing waits for a device.
 fn in_memory(depth: u32, us: f64) -> Evidence {
     with(cell(depth, us), |evidence| {
         (evidence.device, evidence.bare) = (None, None);
@@ -35,7 +35,7 @@ fn a_capped_group_is_named_though_its_thread_looks_saturated() {
         });
     });
     named(&capped, "cpu-cap", "/vm1");
-    // Held for a moment, in bursts: then it is the thread.
+    // The group is throttled briefly, in bursts, so the thread is the limit.
     let grazed = with(capped, |evidence| {
         let cap = evidence.cgroup.as_mut().unwrap();
         (cap.throttled, cap.seconds) = (4, 0.1);
@@ -135,7 +135,7 @@ fn a_load_in_an_emulated_guest_is_named_and_not_the_vcpu_that_it_runs_in() {
     let verdict = judge(&emulated);
     assert_eq!(verdict.rule(), Some("load-thread"), "{verdict:#?}");
     assert_eq!(verdict.also, ["vCPU 'CPU 0/TCG' on CPU 100%"]);
-    // Where the load has time to spare, it is the vCPU: interrupts, a driver.
+    // If the load has time to spare, the vCPU is the limit, because of interrupts or a driver.
     let driver = with(emulated, |evidence| evidence.load.thread_cpu = vec![4.0]);
     named(&driver, "thread", "CPU 0/TCG");
 }
@@ -204,7 +204,7 @@ fn where_nothing_is_wrong_nothing_but_latency_is_named() {
         (Some("latency"), 0),
         "{fine:#?}"
     );
-    // Nor where the load asks for little.
+    // The same applies to a load with few requests.
     let paced = with(cell(4, 90.0), |evidence| {
         let device = evidence.device.as_mut().unwrap();
         device.in_flight /= 10.0;
@@ -233,7 +233,7 @@ fn without_evidence_it_is_unknown() {
     let nothing = judge(&Evidence::default());
     assert_eq!(nothing.limiter, None);
     assert!(nothing.text.starts_with("unknown") && nothing.also.is_empty());
-    // An idle device that others use says nothing about a load in memory.
+    // An idle device of other users says nothing about a load in memory.
     let device = Some(DeviceTime::default());
     let idle = judge(&Evidence {
         device,
