@@ -1,5 +1,5 @@
-//! An experiment's cells: what is to be run, and what each has yielded. A cell is on disk as soon
-//! as it has ended, so that a run that was interrupted can go on.
+//! Cells of an experiment: the plan, and the results of each cell. A cell is on disk as soon as it
+//! has ended, so that an interrupted run can be resumed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,77 +14,77 @@ use crate::evidence::Evidence;
 use crate::measure::{Measure, Series};
 use crate::open::{MAX_RUN, RUN, is_name, open_within};
 
-/// Of run directories.
+/// Folder of the cells in a run directory.
 pub(crate) const CELLS: &str = "cells";
 const FILE: &str = "cell.json";
-/// Of a cell.json.
+/// Maximum size of a cell.json in bytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// Of one run.
+/// Maximum number of cells of one run.
 const MAX_CELLS: usize = 100_000;
 
-/// What was asked for.
+/// The plan of an experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Experiment {
     pub name: String,
-    /// Every parameter with its values; one with more than one is an axis.
+    /// Every parameter with its values; one with several values is an axis.
     pub parameters: BTreeMap<String, Vec<String>>,
-    /// How often each point is run.
+    /// Number of times each point is run.
     pub rounds: u32,
-    /// Of the cells' order.
+    /// Seed of the order of the cells.
     pub seed: u64,
-    /// How its points are set side by side, if that tells more than a row for each.
+    /// Table that shows points side by side, if it is clearer than one row per point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
-    /// How its measures are set below each other, if that tells more than a row for each point.
+    /// Table that shows measures below each other, if it is clearer than one row per point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sheet: Option<Sheet>,
-    /// In the order in which they are run.
+    /// The cells in the order in which they are run.
     pub cells: Vec<Planned>,
-    /// All cells run in a KVM host that is emulated.
+    /// All cells run in an emulated KVM host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kvm_host: bool,
-    /// Suspected limiters are to be tried.
+    /// Suspected limiters are tested by trials.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirm: bool,
-    /// The trials so far; no points of the experiment.
+    /// The trials so far; they are not points of the experiment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trials: Vec<Trial>,
 }
 
-/// A cell that was planned when another had ended: the same, with one thing changed of which the
-/// other's limiter says what that does.
+/// A cell that was planned when another cell had ended. It repeats the other cell with one change
+/// whose effect the suspected limiter predicts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     #[serde(flatten)]
     pub planned: Planned,
-    /// The other cell's id.
+    /// Id of the other cell.
     pub of: String,
-    /// Its suspected limiter: the rule's name.
+    /// Name of the rule that is the other cell's suspected limiter.
     pub limiter: String,
     pub expects: Expects,
 }
 
-/// What a trial shows if the suspicion is right.
+/// Effect of a trial if the suspicion is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Expects {
     /// More work is done.
     More,
-    /// No more work is done, although more is asked for.
+    /// No more work is done, although more is requested.
     NoMore,
 }
 
-/// Points that differ in one parameter alone, in one row.
+/// A table with points that differ only in one parameter side by side in a row.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Beside {
-    /// That parameter.
+    /// The parameter in which the points differ.
     pub parameter: String,
-    /// Of each point, in this order.
+    /// Measures shown for each point, in this order.
     pub shown: Vec<Shown>,
 }
 
 impl Beside {
-    /// By a parameter, these measures under these headings.
+    /// Creates a table for a parameter from pairs of measure and heading.
     pub fn of(parameter: &str, shown: &[(&str, &str)]) -> Beside {
         let shown = shown.iter().map(|(measure, heading)| Shown {
             measure: (*measure).to_owned(),
@@ -97,58 +97,58 @@ impl Beside {
     }
 }
 
-/// A column of such a row.
+/// A column for each point.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Shown {
-    /// Its name; one that ends in `*` is all measures that begin so and go on with a number, in one
-    /// column.
+    /// Name of the measure. A name that ends in `*` stands for all measures with this prefix and a
+    /// number, in one column.
     pub measure: String,
-    /// With the unit that the measure has.
+    /// Heading, with the measure's unit.
     pub heading: String,
 }
 
-/// Measures in rows, and a parameter's values in columns.
+/// A table with measures in rows, and the values of a parameter in columns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sheet {
-    /// That parameter.
+    /// The parameter whose values are the columns.
     pub parameter: String,
     pub rows: Vec<SheetRow>,
 }
 
-/// A row: figures, or words.
+/// A row of a sheet: measured values, or text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SheetRow {
     pub heading: String,
-    /// `None`: nothing is measured.
+    /// The measure; `None` for a row of text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measure: Option<String>,
-    /// By the parameter's values, where nothing is measured.
+    /// Text for each value of the parameter, in a row without a measure.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub said: BTreeMap<String, String>,
 }
 
-/// A cell to run: one point of the experiment, in one round.
+/// A cell to run: one point of the experiment in one round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Planned {
-    /// Its folder's name.
+    /// Name of the cell's folder.
     pub id: String,
-    /// From 1.
+    /// Round, from 1.
     pub round: u32,
-    /// Every parameter's value.
+    /// Value of every parameter.
     pub settings: BTreeMap<String, String>,
 }
 
-/// A cell that was run.
+/// A cell that has been run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     #[serde(flatten)]
     pub planned: Planned,
-    /// Seconds since 1970.
+    /// Start time in seconds since 1970.
     pub started: u64,
-    /// That it took, with everything around the measured window.
+    /// Duration in seconds, including everything around the measured window.
     pub seconds: f64,
-    /// By parameters: what the cell's value is called in a sentence of what it makes of a figure,
-    /// such as `NFS (/mnt)`.
+    /// For each parameter, a description of the cell's value for sentences about its effect, such
+    /// as `NFS (/mnt)`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub words: BTreeMap<String, String>,
     #[serde(default)]
@@ -156,12 +156,12 @@ pub struct Cell {
     #[serde(default)]
     pub series: Vec<Series>,
     pub evidence: Option<Evidence>,
-    /// What went wrong without ending it, a line each.
+    /// Problems that did not end the cell, one line each.
     #[serde(default)]
     pub problems: Vec<String>,
 }
 
-/// What differs from other settings: `iodepth=2`, with commas between.
+/// Lists the settings that differ from `before`: `iodepth=2`, separated by commas.
 pub fn changed(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
     let changed = after.iter();
     let changed = changed.filter(|(name, value)| before.get(*name) != Some(*value));
@@ -170,21 +170,21 @@ pub fn changed(before: &BTreeMap<String, String>, after: &BTreeMap<String, Strin
 }
 
 impl Planned {
-    /// The cell's folder; an experiment may leave files of its own there.
+    /// Returns the cell's folder, where an experiment may also leave files of its own.
     pub fn folder(&self, run: &Path) -> PathBuf {
         run.join(CELLS).join(&self.id)
     }
 
-    /// Whether the experiment has left a run directory of its own in the cell's folder.
+    /// Returns true if the cell's folder contains a run directory of the experiment's own.
     pub fn holds_run(&self, run: &Path) -> bool {
         let file = open_within(run, &[CELLS, &self.id], RUN, MAX_RUN);
         file.is_ok()
     }
 
-    /// Reads what is left in the cell's folder as JSON; `None` if it is not there.
+    /// Reads a JSON file of the cell's folder; `None` if the file does not exist.
     ///
     /// # Errors
-    /// When it is damaged or larger than `most` bytes, or is not a file of that directory.
+    /// The file is damaged, is larger than `most` bytes, or does not lie in that folder.
     pub(crate) fn read<T: DeserializeOwned>(
         &self,
         run: &Path,
@@ -205,21 +205,21 @@ impl Planned {
 }
 
 impl Cell {
-    /// Writes `cells/ID/cell.json`, and what it needs of folders. It is there as a whole or not at
-    /// all, also after a crash of the machine.
+    /// Writes `cells/ID/cell.json`, and creates the folders. The file is written completely or not
+    /// at all, even if the machine crashes.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written.
     pub fn save(&self, run: &Path) -> Result<()> {
         let folder = self.planned.folder(run);
         fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
         crate::open::replace(&folder.join(FILE), self)
     }
 
-    /// Reads a planned cell; `None` if it has not been run to its end.
+    /// Reads a planned cell; `None` if the cell has not been completed.
     ///
     /// # Errors
-    /// When it is damaged, or is not a file of that directory.
+    /// The file is damaged, belongs to another plan, or does not lie in that folder.
     pub fn load(run: &Path, planned: &Planned) -> Result<Option<Cell>> {
         match planned.read::<Cell>(run, FILE, MAX_BYTES)? {
             Some(cell) if cell.planned != *planned => {
@@ -230,15 +230,14 @@ impl Cell {
         }
     }
 
-    /// A measure, by its name.
+    /// Returns the measure with this name.
     pub fn measure(&self, name: &str) -> Option<&Measure> {
         self.measures.iter().find(|measure| measure.name == name)
     }
 }
 
 impl Experiment {
-    /// Plans one more cell, for what is run without a plan: settings that are there already get
-    /// another round.
+    /// Plans another cell, for runs without a plan. Settings that already exist get another round.
     pub fn add(&mut self, settings: BTreeMap<String, String>) -> &Planned {
         for (name, value) in &settings {
             let values = self.parameters.entry(name.clone()).or_default();
@@ -266,7 +265,7 @@ impl Experiment {
         &self.cells[self.cells.len() - 1]
     }
 
-    /// The cells that have been run, in the plan's order.
+    /// Reads the cells that have been completed, in the plan's order.
     ///
     /// # Errors
     /// Like [`Cell::load`].
@@ -275,7 +274,8 @@ impl Experiment {
         cells.filter_map(Result::transpose).collect()
     }
 
-    /// Names become paths: they must not lead anywhere else.
+    /// Checks that ids are unique and, since they become paths, that they cannot leave the run
+    /// directory.
     pub(crate) fn check(&self) -> std::result::Result<(), String> {
         let count = self.cells.len().saturating_add(self.trials.len());
         if count > MAX_CELLS {
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(experiment.load_cells(dir.path()).unwrap(), []);
         cell("0002").save(dir.path()).unwrap();
         assert_eq!(experiment.load_cells(dir.path()).unwrap(), [cell("0002")]);
-        // A folder without its cell.json is a cell that was interrupted.
+        // A folder without cell.json belongs to a cell that was interrupted.
         fs::create_dir(experiment.cells[0].folder(dir.path())).unwrap();
         assert_eq!(experiment.load_cells(dir.path()).unwrap().len(), 1);
     }

@@ -1,9 +1,9 @@
-//! The clocks of a round, and what was measured of how they relate. Plain data: fitting the guest's
-//! clock to the host's is the report's work.
+//! The clocks of a round, and measurements of how they relate. This is plain data: the report fits
+//! the guest's clock to the host's.
 
 use serde::{Deserialize, Serialize};
 
-/// Whose ticks an event file's times are.
+/// The clock of an event file's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
@@ -17,42 +17,43 @@ pub enum Clock {
     GuestMonotonic,
     /// The host's CLOCK_REALTIME, in ns (QEMU's log).
     HostRealtime,
-    /// The time stamp counter of the remote host, to which requests go on.
+    /// The time stamp counter of the remote host, which receives the requests.
     RemoteTsc,
     /// The remote host's CLOCK_MONOTONIC, in ns.
     RemoteMonotonic,
 }
 
-/// One instant by two clocks.
+/// One moment on two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
     pub tsc: u64,
     pub monotonic_ns: u64,
 }
 
-/// What KVM says of a vCPU's TSC: `guest = host * ratio / 2^frac_bits + offset` (64-bit, wrapping).
+/// KVM's conversion to a vCPU's TSC: `guest = host * ratio / 2^frac_bits + offset` (64-bit,
+/// wrapping).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestOffset {
-    /// Read before the measured window, and after it.
+    /// Offset before and after the measured window.
     pub before: i64,
     pub after: i64,
-    /// None where KVM shows no ratio: then the two run at the same rate.
+    /// None if KVM reports no ratio; both counters then run at the same rate.
     pub ratio: Option<u64>,
     pub frac_bits: u32,
 }
 
-/// All that was measured of a round's clocks.
+/// All measurements of a round's clocks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Clocks {
-    /// Pairs of the host, at least one before and one after the window.
+    /// Pairs of the host's clocks, at least one before and one after the window.
     pub host: Vec<Pair>,
-    /// The same of the guest, by its own clocks.
+    /// Pairs of the guest's clocks.
     pub guest: Vec<Pair>,
-    /// The same of the remote host. Since version 3.
+    /// Pairs of the remote host's clocks. Since version 3.
     #[serde(default)]
     pub remote: Vec<Pair>,
-    /// The host's CLOCK_REALTIME minus CLOCK_MONOTONIC, in ns, for QEMU's log.
+    /// The host's CLOCK_REALTIME minus CLOCK_MONOTONIC in ns, for QEMU's log.
     pub realtime_minus_monotonic_ns: i64,
-    /// From KVM's debugfs, of vCPU 0; None without it.
+    /// Offset of vCPU 0 from KVM's debugfs; None without debugfs.
     pub guest_offset: Option<GuestOffset>,
 }

@@ -1,10 +1,10 @@
-//! Why a run directory cannot be written or read.
+//! Errors of writing and reading run directories.
 
 use fathom_units::cause;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A failure, in one line that names the file.
+/// An error, in one line that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{}: {}", path.display(), cause(source))]

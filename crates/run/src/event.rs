@@ -1,26 +1,26 @@
-//! One thing that happened, whoever saw it.
+//! Events from all sources.
 
-/// Arguments that an event can have.
+/// Maximum number of arguments of an event.
 pub const MAX_ARGS: usize = 10;
 
-/// One event. What `args` mean is written at each [`Kind`]; the rest are zero.
+/// One event. Each [`Kind`] documents its `args`; unused ones are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Ticks of the file's clock.
+    /// Time in ticks of the file's clock.
     pub time: u64,
     pub kind: Kind,
-    /// The CPU it happened on; 0 where the source does not tell.
+    /// The CPU of the event; 0 if the source does not report it.
     pub cpu: u16,
-    /// The thread that was running; 0 where the source does not tell.
+    /// The running thread; 0 if the source does not report it.
     pub tid: u32,
     pub args: [u64; MAX_ARGS],
 }
 
 impl Event {
-    /// An event with its first arguments.
+    /// Creates an event with its first arguments.
     ///
     /// # Panics
-    /// With more than [`MAX_ARGS`] arguments.
+    /// Panics if there are more than [`MAX_ARGS`] arguments.
     pub fn new(time: u64, kind: Kind, cpu: u16, tid: u32, args: &[u64]) -> Event {
         let mut all = [0; MAX_ARGS];
         all[..args.len()].copy_from_slice(args);
@@ -43,19 +43,19 @@ pub mod flags {
     pub const METADATA: u64 = 1 << 4;
     pub const READAHEAD: u64 = 1 << 5;
     pub const FUA: u64 = 1 << 6;
-    /// Of a Fathom request: found by polling, not by a kick.
+    /// A Fathom request was found by polling, not by a kick.
     pub const POLLED: u64 = 1 << 16;
-    /// It came from another host with its cookie,
+    /// The request came from another host with its cookie.
     pub const CAME: u64 = 1 << 17;
-    /// or went on to another one with it,
+    /// The request was forwarded to another host with its cookie.
     pub const WENT: u64 = 1 << 18;
-    /// or went on as several commands, none of which is all of it.
+    /// The request was forwarded as several commands, none of which covers it completely.
     pub const SEVERAL: u64 = 1 << 19;
 }
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])* $name:ident = $text:literal ($($arg:literal),*);)+) => {
-        /// What happened. The name in a file is the source's own name for it where there is one.
+        /// Kind of an event. In files, a kind has the source's own name if there is one.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u16)]
         pub enum Kind { $($(#[doc = $doc])* $name,)+ }
@@ -63,17 +63,17 @@ macro_rules! kinds {
         impl Kind {
             pub const ALL: &'static [Kind] = &[$(Kind::$name,)+];
 
-            /// The name in files and reports.
+            /// Returns the name in files and reports.
             pub fn name(self) -> &'static str {
                 match self { $(Kind::$name => $text,)+ }
             }
 
-            /// The names of the arguments, in order.
+            /// Returns the names of the arguments, in order.
             pub fn args(self) -> &'static [&'static str] {
                 match self { $(Kind::$name => &[$($arg,)*],)+ }
             }
 
-            /// The kind of this name.
+            /// Returns the kind with this name.
             pub fn from_name(name: &str) -> Option<Kind> {
                 match name { $($text => Some(Kind::$name),)+ _ => None }
             }
@@ -82,39 +82,42 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Events of this source were dropped before this one: `count`, 0 when it is not known how many.
+    /// Events of this source were dropped before this event: `count`, or 0 if the number is not
+    /// known.
     Lost = "lost" ("count");
 
-    /// One operation of the benchmark (guest or host), at its start. `end` is in the same clock,
-    /// `offset` and `length` in bytes, `result` as the system call returned it (negative: errno).
+    /// One operation of the benchmark (guest or host), at its start. `end` is on the same clock,
+    /// `offset` and `length` are in bytes, and `result` is the return value of the system call
+    /// (negative: errno).
     BenchOperation = "bench_operation" ("end", "offset", "length", "result", "flags");
 
-    /// A bio enters the block layer. `dev` is the kernel's dev_t (major << 20 | minor), `sector` and
-    /// `sectors` are units of 512 bytes.
+    /// A bio enters the block layer. `dev` is the kernel's dev_t (major << 20 | minor). `sector`
+    /// and `sectors` are in units of 512 bytes.
     BlockBioQueue = "block_bio_queue" ("dev", "sector", "sectors", "flags");
-    /// A request goes to the driver.
+    /// A request is issued to the driver.
     BlockRqIssue = "block_rq_issue" ("dev", "sector", "sectors", "flags");
-    /// A request is done; `error` is an errno or 0.
+    /// A request completes; `error` is an errno or 0.
     BlockRqComplete = "block_rq_complete" ("dev", "sector", "sectors", "flags", "error");
-    /// A bio or request became two at `sector`.
+    /// A bio or request was split at `sector`.
     BlockSplit = "block_split" ("dev", "sector", "new_sector");
-    /// A bio was merged into a request that waits.
+    /// A bio was merged into a waiting request.
     BlockMerge = "block_bio_merge" ("dev", "sector", "sectors", "flags");
     /// The driver takes a request (or, with `virtio_queue_rqs`, a list of them). `hctx` is the
-    /// kernel's address of the hardware queue, `count` 0 where the probe does not tell.
+    /// kernel's address of the hardware queue; `count` is 0 if the probe does not report it.
     VirtioQueueRq = "virtio_queue_rq" ("hctx", "count");
-    /// The driver asks whether to kick; `vq` is the kernel's address of the virtqueue.
+    /// The driver decides whether to kick; `vq` is the kernel's address of the virtqueue.
     VirtqueueNotify = "virtqueue_notify" ("vq");
     /// The driver kicks.
     VpNotify = "vp_notify" ("vq");
-    /// The queue's interrupt; `vq` is 0 where the probe does not tell.
+    /// The queue's interrupt; `vq` is 0 if the probe does not report it.
     VringInterrupt = "vring_interrupt" ("irq", "vq");
-    /// The driver's handler of finished requests.
+    /// The driver's handler of completed requests.
     VirtblkDone = "virtblk_done" ("vq");
     /// Any interrupt handler.
     IrqHandlerEntry = "irq_handler_entry" ("irq");
 
-    /// The vCPU left the guest; `reason` as the CPU says it, `isa` 1 for VMX and 2 for SVM.
+    /// The vCPU left the guest; `reason` is the CPU's exit reason, and `isa` is 1 for VMX and 2 for
+    /// SVM.
     KvmExit = "kvm_exit" ("reason", "isa", "rip", "vcpu");
     /// The vCPU is about to enter the guest.
     KvmEntry = "kvm_entry" ("vcpu", "rip");
@@ -123,7 +126,7 @@ kinds! {
     KvmFastMmio = "kvm_fast_mmio" ("gpa");
     /// `rw` 0 in, 1 out.
     KvmPio = "kvm_pio" ("rw", "port", "size", "count", "value");
-    /// The exit goes to user space: no ioeventfd took it.
+    /// The exit is forwarded to user space, since no ioeventfd handled it.
     KvmUserspaceExit = "kvm_userspace_exit" ("reason", "errno");
     KvmMsiSetIrq = "kvm_msi_set_irq" ("address", "data");
     KvmApicAcceptIrq = "kvm_apic_accept_irq" ("apicid", "delivery_mode", "trigger", "vector");
@@ -136,27 +139,27 @@ kinds! {
 
     SchedSwitch = "sched_switch" ("prev_tid", "prev_state", "next_tid");
     SchedWakeup = "sched_wakeup" ("tid", "target_cpu");
-    /// `nr` is the number of the system call on x86-64, then its first arguments.
+    /// `nr` is the number of the system call on x86-64; its first arguments follow.
     SysEnter = "sys_enter" ("nr", "arg0", "arg1", "arg2", "arg3");
     /// `result` as a two's complement i64.
     SysExit = "sys_exit" ("nr", "result");
 
-    /// One request of `fathom serve`, at the instant its kick was seen. The six times that follow
-    /// are when each next stage was entered and the last was left; `offset` and `length` in bytes;
-    /// `rest` is queue (bits 0 to 15), flags (16 to 47), errno (48 to 63); `cookie` is NBD's, where
-    /// the flags say so. The thread is the worker's where it is known.
+    /// One request of `fathom serve`, at the time when its kick was seen. The six times that follow
+    /// are the starts of the next stages and the end of the last stage. `offset` and `length` are
+    /// in bytes. `rest` is queue (bits 0 to 15), flags (16 to 47) and errno (48 to 63). `cookie` is
+    /// NBD's cookie if a flag says so. The thread is the worker if it is known.
     FathomRequest = "fathom_request"
         ("queue_at", "map_at", "device_at", "finish_at", "notify_at", "end", "offset", "length",
          "rest", "cookie");
 
-    /// An event of QEMU's own: `name` is an index into the file's strings; the arguments are the
-    /// numbers among those of QEMU's trace-events file, in its order, as many as fit. Its
-    /// `qemu_mutex_*` have three: the mutex's address, the line, and the source file as an index
-    /// into the file's strings.
+    /// An event of QEMU's own. `name` is an index into the file's strings. The arguments are the
+    /// numeric ones of QEMU's trace-events file, in its order, as many as fit. The `qemu_mutex_*`
+    /// events have three: the mutex's address, the line, and the source file as an index into the
+    /// file's strings.
     Qemu = "qemu" ("name", "arg0", "arg1", "arg2", "arg3", "arg4", "arg5");
 
-    /// What lies at an address of a process, as it was known while that ran: `name` is an index into
-    /// the file's strings. All of them at time 0.
+    /// A symbol at an address of a process, recorded while the process ran. `name` is an index into
+    /// the file's strings. All symbols have time 0.
     Symbol = "symbol" ("pid", "address", "name");
 
     /// An injected delay ended; `place` is an index into the file's strings.
@@ -164,13 +167,14 @@ kinds! {
 }
 
 impl Event {
-    /// The pieces of a [`Kind::FathomRequest`]'s last argument: queue, flags, errno.
+    /// Unpacks the `rest` argument of a [`Kind::FathomRequest`]: queue, flags, errno.
     pub fn fathom_rest(&self) -> (u16, u64, u16) {
         let rest = self.args[8];
         (rest as u16, rest >> 16 & 0xffff_ffff, (rest >> 48) as u16)
     }
 
-    /// Packs what [`fathom_rest`](Self::fathom_rest) unpacks; `flags` must fit into 32 bits.
+    /// Packs the values that [`fathom_rest`](Self::fathom_rest) returns; `flags` must fit into 32
+    /// bits.
     pub fn pack_fathom_rest(queue: u16, flags: u64, errno: u16) -> u64 {
         u64::from(queue) | (flags & 0xffff_ffff) << 16 | u64::from(errno) << 48
     }

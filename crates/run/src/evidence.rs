@@ -1,8 +1,8 @@
-//! What was seen around a cell's work, from which its limiter is told. Evidence is kept apart from
-//! the verdict, so that an old run can be judged again by better rules.
+//! Measurements around a cell's work, from which its limiter is determined. Evidence is stored
+//! separately from the verdict, so that improved rules can judge an old run again.
 //!
-//! All of it is of the measured window; what could not be seen is `None` or an empty list, never
-//! zero.
+//! All values refer to the measured window. A value that could not be measured is `None` or an
+//! empty list, never zero.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,17 +12,17 @@ use crate::Role;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Evidence {
-    /// Length of the window.
+    /// Length of the window in seconds.
     pub seconds: f64,
     pub load: Load,
-    /// The machine that runs servers and guests.
+    /// CPUs of the machine that runs servers and guests.
     pub host: Option<Processors>,
-    /// The guest, as it sees itself.
+    /// CPUs of the guest, as the guest reports them.
     pub guest: Option<Processors>,
-    /// Of the host: QEMU's, the server's, the load's (where it runs on the host), and the kernel's
-    /// that had something to do.
+    /// Threads on the host: those of QEMU, of the server, of the load if it runs on the host, and
+    /// kernel threads that had work.
     pub threads: Vec<ThreadTime>,
-    /// The control group that limits the server or QEMU, if one does.
+    /// The control group that limits the server or QEMU, if there is one.
     pub cgroup: Option<Throttling>,
     /// The host's pressure (PSI).
     pub pressure: Option<Pressure>,
@@ -30,37 +30,37 @@ pub struct Evidence {
     pub device: Option<DeviceTime>,
     /// The same work on the bare device, in the same run.
     pub bare: Option<Bare>,
-    /// Filters of Fathom's, in their order.
+    /// Fathom's filters, in their order.
     pub filters: Vec<Held>,
-    /// Where a request's time goes, outermost layer first, where that was measured: they add up to
-    /// the latency.
+    /// Parts of a request's time, outermost layer first, if measured; they add up to the latency.
     pub layers: Vec<Layer>,
-    /// The locks that were waited for most.
+    /// The locks with the longest waits.
     pub locks: Vec<LockWait>,
     /// Crossings between guest and host.
     pub crossings: Option<Crossings>,
-    /// What the CPUs carried out, where they count it.
+    /// Instructions executed, if the CPUs count them.
     pub instructions: Option<Instructions>,
 }
 
-/// The load and what it saw.
+/// The load and its results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Load {
-    /// Threads that make requests.
+    /// Number of threads that issue requests.
     pub threads: u32,
-    /// Requests that each keeps in flight.
+    /// Number of requests that each thread keeps in flight.
     pub depth: u32,
-    /// In all; a request may be split or merged on its way to the device.
+    /// Total number of requests; a request may be split or merged on its way to the device.
     pub requests: u64,
     pub bytes: u64,
-    /// For how long it ran, where its start took a part of the window; 0: for all of it.
+    /// Seconds for which the load ran, if its start took a part of the window; 0 means the whole
+    /// window.
     pub seconds: f64,
-    /// A request's mean time.
+    /// Mean time of a request.
     pub mean_ns: f64,
-    /// Of each load thread, seconds on a CPU of the machine where it ran.
+    /// Seconds of CPU time of each load thread, on the machine where it ran.
     pub thread_cpu: Vec<f64>,
-    /// Its threads look for completions without sleeping: being on a CPU says nothing of them.
+    /// The load's threads poll for completions, so their CPU time does not show how busy they are.
     pub polls: bool,
 }
 
@@ -68,14 +68,15 @@ pub struct Load {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Processors {
-    /// Of each CPU: percent of the window in which it ran something; waiting for I/O is not, nor is
-    /// what was stolen.
+    /// For each CPU, the percentage of the window in which it ran something. Waiting for I/O and
+    /// stolen time do not count.
     pub busy: Vec<f64>,
-    /// Of each CPU: percent in which it was ready to run and the hypervisor ran something else.
+    /// For each CPU, the percentage in which it was ready to run, but the hypervisor ran something
+    /// else.
     pub steal: Vec<f64>,
 }
 
-/// A thread's share of the window.
+/// Times of a thread in the window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ThreadTime {
@@ -83,51 +84,51 @@ pub struct ThreadTime {
     pub tid: u32,
     pub name: String,
     pub role: ThreadRole,
-    /// A vCPU's number.
+    /// Number of the vCPU.
     pub vcpu: Option<u32>,
-    /// Seconds on a CPU.
+    /// Seconds of CPU time.
     pub cpu: f64,
-    /// Seconds ready to run, waiting for a CPU (schedstat).
+    /// Seconds of waiting for a CPU while ready to run (schedstat).
     pub waiting: Option<f64>,
-    /// It looks for work without sleeping: being on a CPU does not say that it has work.
+    /// The thread polls for work, so its CPU time does not show how busy it is.
     pub polls: bool,
-    /// Of `cpu`, the seconds in which it looked and found nothing, where it can tell.
+    /// Seconds of `cpu` in which the thread polled without finding work, if it reports that.
     pub polled: Option<f64>,
 }
 
-/// What a thread is for.
+/// Role of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ThreadRole {
     Vcpu,
     /// QEMU's main loop.
     Main,
-    /// An I/O thread of QEMU's, or a worker of a server.
+    /// An I/O thread of QEMU, or a worker of a server.
     Io,
-    /// A thread of a pool that makes blocking calls.
+    /// A pool thread that makes blocking calls.
     Pool,
     /// The load generator on the host.
     Load,
-    /// The host's kernel.
+    /// A thread of the host's kernel.
     Kernel,
     #[default]
     Other,
 }
 
-/// What a control group's CPU limit did (cpu.stat).
+/// Effect of a control group's CPU limit (cpu.stat).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Throttling {
-    /// Its path.
+    /// Path of the group.
     pub group: String,
     pub periods: u64,
-    /// Periods in which it had used up its share.
+    /// Number of periods in which the group used up its quota.
     pub throttled: u64,
-    /// Seconds for which its threads were held, added up.
+    /// Total time in seconds for which its threads were throttled.
     pub seconds: f64,
 }
 
-/// Percent of the window in which some task waited for a resource.
+/// Percentage of the window in which some task waited for a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pressure {
@@ -143,17 +144,17 @@ pub struct DeviceTime {
     pub name: String,
     pub requests: u64,
     pub bytes: u64,
-    /// Percent of the window in which something was in flight.
+    /// Percentage of the window in which at least one request was in flight.
     pub utilisation: f64,
-    /// Mean number in flight.
+    /// Mean number of requests in flight.
     pub in_flight: f64,
-    /// A request's mean time in the device's queue and in the device.
+    /// Mean time of a request in the device's queue and in the device.
     pub mean_ns: f64,
-    /// Requests that the kernel allows in flight, if that is known.
+    /// Number of requests that the kernel allows in flight, if it is known.
     pub queue: Option<u32>,
 }
 
-/// The same work on the bare device.
+/// Results of the same work on the bare device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bare {
@@ -162,36 +163,36 @@ pub struct Bare {
     pub mean_ns: f64,
 }
 
-/// What a filter held back.
+/// Delay by a filter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held {
-    /// The filter's name.
+    /// Name of the filter.
     pub filter: String,
-    /// Requests that it held.
+    /// Number of requests that the filter held.
     pub requests: u64,
-    /// For how long, on the mean of all of the cell's requests.
+    /// Mean delay over all requests of the cell.
     pub mean_ns: f64,
 }
 
-/// A layer's share of a request's mean time.
+/// A layer's part of a request's mean time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
     pub name: String,
     pub mean_ns: f64,
 }
 
-/// Waiting for one lock.
+/// Waiting for a lock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LockWait {
     pub name: String,
     /// `guest` or `host`.
     pub side: String,
     pub waits: u64,
-    /// Seconds, of all threads together.
+    /// Seconds of waiting, summed over all threads.
     pub seconds: f64,
 }
 
-/// Events between guest and host, in the window.
+/// Numbers of events between guest and host in the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Crossings {
@@ -203,18 +204,18 @@ pub struct Crossings {
     pub calls: Option<u64>,
 }
 
-/// Instructions in the window, of user space and kernel.
+/// Instructions executed in the window, in user space and kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Instructions {
-    /// The guest's own, on its virtual CPUs; `None` for an emulated guest.
+    /// Instructions of the guest on its virtual CPUs; `None` for an emulated guest.
     pub guest: Option<u64>,
-    /// Of who serves the disk.
+    /// Instructions of the process that serves the disk.
     pub server: Option<u64>,
 }
 
 impl Evidence {
-    /// For how long the load ran.
+    /// Returns the number of seconds for which the load ran.
     pub fn load_seconds(&self) -> f64 {
         match self.load.seconds > 0.0 {
             true => self.load.seconds,

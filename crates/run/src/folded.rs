@@ -1,10 +1,10 @@
-//! Folded stacks: what ran when somebody looked, counted by stack.
+//! Folded stacks: sampled stacks with their counts.
 //!
-//! The form is Brendan Gregg's, which flame graph tools read as it is: a line
-//! `comm;outer;inner count` for each stack. A frame is a symbol and, in brackets, the object that it
-//! lies in: `vfs_read [kernel]`, `virtblk_done [virtio_blk.ko]`, `memcpy [libc.so.6]`.
+//! The format is Brendan Gregg's, which flame graph tools read: one line `comm;outer;inner count`
+//! per stack. A frame is a symbol followed by its object in brackets: `vfs_read [kernel]`,
+//! `virtblk_done [virtio_blk.ko]`, `memcpy [libc.so.6]`.
 //!
-//! Names come from whatever ran on a machine, and files from anywhere: both are bounded.
+//! Names and files are not trusted, so the size of both is bounded.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,30 +17,31 @@ use crate::cell::{CELLS, Planned};
 use crate::error::{Error, Result};
 use crate::open::open_within;
 
-/// Different frames.
+/// Maximum number of different frames.
 const MOST_NAMES: usize = 50_000;
-/// Different stacks.
+/// Maximum number of different stacks.
 const MOST_STACKS: usize = 100_000;
-/// Frames of a stack; of a deeper one the inner frames are kept.
+/// Maximum number of frames of a stack; of a deeper stack, the command and the inner frames are
+/// kept.
 const MOST_DEPTH: usize = 128;
-/// Characters of a frame, of its symbol, of its object.
+/// Maximum number of characters of a frame, of its symbol, and of its object.
 const MOST_NAME: usize = 200;
 const MOST_SYMBOL: usize = 150;
 const MOST_OBJECT: usize = 40;
-/// Of one stack, so that sums of all are numbers.
+/// Maximum count of one stack, so that sums do not overflow.
 const MOST_SAMPLES: u64 = 1 << 40;
-/// Of a file.
+/// Maximum size of a file in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 const MAX_LINE: u64 = 64 << 10;
 
-/// The frame in whose place there was one more than is kept.
+/// Frame that replaces frames and stacks beyond the limits.
 pub const OTHERS: &str = "[others]";
-/// Before the names of QEMU's threads, which may be anything.
+/// Prefix for names of QEMU's threads, which may be arbitrary.
 pub const QEMU: &str = "qemu: ";
-/// Before the names of the threads of the disk's server.
+/// Prefix for names of threads of the disk's server.
 pub const SERVER: &str = "server: ";
 
-/// Whose stacks they are.
+/// The machine where stacks were sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
@@ -49,10 +50,10 @@ pub enum Side {
 }
 
 impl Side {
-    /// All of them.
+    /// Both sides.
     pub const ALL: [Side; 2] = [Side::Guest, Side::Host];
 
-    /// The word for it.
+    /// Returns the name of the side.
     pub fn name(self) -> &'static str {
         match self {
             Side::Guest => "guest",
@@ -60,13 +61,13 @@ impl Side {
         }
     }
 
-    /// Its file in a cell's folder.
+    /// Returns the name of the side's file in a cell's folder.
     pub fn file(self) -> String {
         format!("{}.folded", self.name())
     }
 }
 
-/// Stacks and how often each was seen.
+/// Stacks and their counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Folded {
     names: Vec<Box<str>>,
@@ -75,7 +76,7 @@ pub struct Folded {
 }
 
 impl Folded {
-    /// Counts a stack: the command, then frames from the outermost to the innermost.
+    /// Counts a stack: the command, then the frames from the outermost to the innermost.
     pub fn add<'a>(&mut self, stack: impl IntoIterator<Item = &'a str>, count: u64) {
         let mut numbers: Vec<u32> = Vec::new();
         for name in stack {
@@ -88,7 +89,7 @@ impl Folded {
             return;
         }
         if self.stacks.len() >= MOST_STACKS && !self.stacks.contains_key(&numbers[..]) {
-            // The one name that there is always room for.
+            // There is always room for this one name.
             numbers = vec![self.number(OTHERS)];
         }
         let seen = self.stacks.entry(numbers.into_boxed_slice()).or_default();
@@ -110,21 +111,21 @@ impl Folded {
         number
     }
 
-    /// Adds those of another.
+    /// Adds the stacks of another value.
     pub fn merge(&mut self, other: &Folded) {
         for (stack, count) in other.stacks() {
             self.add(stack, count);
         }
     }
 
-    /// Every stack, in no order.
+    /// Returns all stacks with their counts, in no particular order.
     pub fn stacks(&self) -> impl Iterator<Item = (Vec<&str>, u64)> {
         let name = |&number: &u32| self.names.get(number as usize).map_or(OTHERS, |name| name);
         let stacks = self.stacks.iter();
         stacks.map(move |(stack, count)| (stack.iter().map(name).collect(), *count))
     }
 
-    /// Samples.
+    /// Returns the total number of samples.
     pub fn total(&self) -> u64 {
         self.stacks
             .values()
@@ -135,7 +136,7 @@ impl Folded {
         self.stacks.is_empty()
     }
 
-    /// Those whose command is wanted.
+    /// Returns the stacks whose command is wanted.
     #[must_use]
     pub fn filter(&self, is_wanted: impl Fn(&str) -> bool) -> Folded {
         let mut found = Folded::default();
@@ -147,7 +148,7 @@ impl Folded {
         found
     }
 
-    /// `comm;outer;inner count`, in order.
+    /// Returns the sorted lines `comm;outer;inner count`.
     pub fn lines(&self) -> Vec<String> {
         let stacks = self.stacks();
         let lines = stacks.map(|(stack, count)| format!("{} {count}", stack.join(";")));
@@ -159,7 +160,7 @@ impl Folded {
     /// Writes a file.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
         let write = || {
             let mut file = BufWriter::new(File::create(path)?);
@@ -171,10 +172,10 @@ impl Folded {
         write().map_err(Error::io(path))
     }
 
-    /// Reads a cell's file; `None` where there is none. Lines of another form are passed over.
+    /// Reads a cell's file; `None` if there is none. Malformed lines are skipped.
     ///
     /// # Errors
-    /// When it cannot be read, or is not a file of that directory.
+    /// The file cannot be read, or does not lie in that folder.
     pub fn load(run: &Path, planned: &Planned, side: Side) -> Result<Option<Folded>> {
         let name = side.file();
         let path = planned.folder(run).join(&name);
@@ -203,14 +204,14 @@ impl Folded {
     }
 }
 
-/// A frame: a symbol, and the object that it lies in.
+/// Formats a frame from a symbol and its object.
 pub fn frame(symbol: &str, object: &str) -> String {
     let clipped = |text: &str, most| text.chars().take(most).collect::<String>();
     let (symbol, object) = (clipped(symbol, MOST_SYMBOL), clipped(object, MOST_OBJECT));
     format!("{symbol} [{object}]")
 }
 
-/// A frame's symbol and object; what has no object is all symbol.
+/// Splits a frame into symbol and object; without an object, the whole frame is the symbol.
 pub fn parts(frame: &str) -> (&str, &str) {
     let parts = frame
         .strip_suffix(']')
@@ -218,12 +219,13 @@ pub fn parts(frame: &str) -> (&str, &str) {
     parts.unwrap_or((frame, ""))
 }
 
-/// Whether an object is the kernel, or one of its modules.
+/// Returns true if the object is the kernel or one of its modules.
 pub fn is_kernel(object: &str) -> bool {
     object == "kernel" || object.ends_with(".ko")
 }
 
-/// A name that breaks no line.
+/// Returns a name that does not break the format: bounded, not empty, and without `;` and control
+/// characters.
 fn sound(name: &str) -> String {
     let clean = |c: char| match c {
         ';' => ':',

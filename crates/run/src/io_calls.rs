@@ -1,11 +1,11 @@
-//! The system calls by which a disk's server waits for work and does I/O, for servers that do not
-//! tell of their requests themselves: whoever records must ask for them, and whoever reports must
-//! know what they mean.
+//! System calls with which a disk's server waits for work and does I/O. They are traced for servers
+//! that do not report their requests. The recorder traces these calls, and the report interprets
+//! them.
 
-/// Of x86-64.
+/// Number of io_uring_enter on x86-64.
 const IO_URING_ENTER: u64 = 426;
 
-/// What calls are asked for, by their numbers, and what they do; see [`io_call`].
+/// System calls to trace, by number, and what they do; see [`io_call`].
 pub const IO_CALLS: &[(u64, IoCall)] = &[
     (7, WAIT),     // poll
     (23, WAIT),    // select
@@ -30,11 +30,11 @@ pub const IO_CALLS: &[(u64, IoCall)] = &[
 /// What a call does for a disk's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCall {
-    /// It sleeps until there is work: a kick, or a completion.
+    /// The call sleeps until there is work: a kick or a completion.
     pub waits: bool,
-    /// It hands I/O to the kernel, which completes later.
+    /// The call submits I/O to the kernel, which completes later.
     pub submits: bool,
-    /// It does I/O and returns when that is done.
+    /// The call does I/O and returns when the I/O is complete.
     pub sync: bool,
 }
 
@@ -53,9 +53,10 @@ const SUBMIT: IoCall = IoCall {
 };
 const SYNC: IoCall = IoCall { sync: true, ..NONE };
 
-/// What the call with these arguments of [`Kind::SysEnter`](crate::Kind::SysEnter) does; None if it
-/// is none of [`IO_CALLS`]. io_uring_enter(fd, to_submit, min_complete, ...) may submit, wait, both
-/// or neither.
+/// Returns what the call with these arguments of [`Kind::SysEnter`](crate::Kind::SysEnter) does;
+/// None if it is not one of [`IO_CALLS`].
+///
+/// io_uring_enter(fd, to_submit, min_complete, ...) may submit, wait, do both, or neither.
 pub fn io_call(args: &[u64]) -> Option<IoCall> {
     let &[number, _, to_submit, min_complete, ..] = args else {
         return None;

@@ -1,23 +1,23 @@
-//! The run directory: what an experiment leaves behind, and all that a report reads.
+//! The run directory: the results of an experiment, and the only input of a report.
 //!
 //! ```text
 //! RUN/
-//!   run.json             what was run, on what, and what each round holds: [`Run`]
+//!   run.json             the work, the machines, and the contents of each round: [`Run`]
 //!   cells/ID/cell.json   an experiment's cell, as soon as it has ended: [`Cell`]
-//!   cells/ID/timeline.json  what happened in the cell, and when: [`Timeline`]
-//!   cells/ID/path.json   by which functions its requests have gone: [`RequestPath`]
-//!   cells/ID/SIDE.folded what a guest's or the host's CPUs ran, by stack: [`Folded`]
-//!   ROUND/               one folder a round, named as in run.json
-//!     NAME.events        events by time, one clock a file: [`Stream`]
-//!     NAME.log           text kept for people: consoles, QEMU's log
+//!   cells/ID/timeline.json  the activities in the cell over time: [`Timeline`]
+//!   cells/ID/path.json   the functions on the path of its requests: [`RequestPath`]
+//!   cells/ID/SIDE.folded sampled stacks of the guest's or the host's CPUs: [`Folded`]
+//!   ROUND/               one folder per round, named as in run.json
+//!     NAME.events        events in order of time, one clock per file: [`Stream`]
+//!     NAME.log           text for users: consoles, QEMU's log
 //! ```
 //!
 //! A report is a pure function of this directory. Times in event files are raw ticks of the clock
-//! that `run.json` names for the file; converting them is the reader's work ([`Clocks`]), so that
-//! a better conversion can be applied to an old run.
+//! that `run.json` names for the file. The reader converts them ([`Clocks`]), so that an improved
+//! conversion can be applied to an old run.
 //!
-//! A run may come from anywhere: what `run.json` names is checked when it is loaded, and nothing
-//! outside the directory is read for it.
+//! A run directory is not trusted: names in `run.json` are checked when it is loaded, and nothing
+//! outside the directory is read.
 
 mod cell;
 mod clocks;

@@ -1,61 +1,62 @@
-//! Figures of a cell, each with its unit, so that a reader need not know the experiment.
+//! Measures of a cell. Each has its unit, so that a reader need not know the experiment.
 
 use serde::{Deserialize, Serialize};
 
-/// One figure.
+/// One measured value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measure {
-    /// `iops`, `read.p99`, `vcpu0.busy`: words of letters and digits, with dots between them.
+    /// Name such as `iops`, `read.p99`, `vcpu0.busy`: words of letters and digits, separated by
+    /// dots.
     pub name: String,
     pub unit: Unit,
     pub value: f64,
-    /// What it was taken from: requests, or repetitions. 0: not a statistic.
+    /// Number of samples: requests, or repetitions. 0 means that the value is not a statistic.
     pub samples: u64,
-    /// The 95 % interval of `value`, where one was computed.
+    /// The 95 % interval of `value`, if one was computed.
     pub interval: Option<(f64, f64)>,
     pub better: Better,
 }
 
-/// What a figure counts.
+/// Unit of a measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
-    /// Requests, or other events, in a second.
+    /// Requests, or other events, per second.
     PerSecond,
-    /// 10^6 bytes in a second.
+    /// 10^6 bytes per second.
     MegabytesPerSecond,
     Nanoseconds,
     Seconds,
-    /// Microseconds of CPU time for each request.
+    /// Microseconds of CPU time per request.
     CpuMicrosecondsPerRequest,
-    /// Events for each request.
+    /// Events per request.
     PerRequest,
-    /// Of one CPU, or of a whole: 100 is all of it.
+    /// Percent of one CPU or of a whole; 100 is all of it.
     Percent,
-    /// The talk's `%vcpu per MB/s`.
+    /// The talk's unit `%vcpu per MB/s`.
     PercentPerMegabyte,
     Ratio,
     Count,
     Bytes,
 }
 
-/// Which way a figure should go.
+/// Which direction of change is an improvement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Better {
     Higher,
     Lower,
-    /// It describes, and does not judge.
+    /// The measure is descriptive only.
     Neither,
 }
 
-/// A figure over time.
+/// A measure over time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// As a [`Measure`]'s.
+    /// Name, in the form of a [`Measure`]'s.
     pub name: String,
     pub unit: Unit,
-    /// Seconds from the window's begin to the end of the first sample's time.
+    /// Seconds from the start of the window to the end of the first sample.
     pub first: f64,
     /// Seconds between two samples.
     pub step: f64,
@@ -63,7 +64,7 @@ pub struct Series {
 }
 
 impl Measure {
-    /// A figure that is no statistic and has no interval.
+    /// Creates a measure that is not a statistic and has no interval.
     pub fn new(name: impl Into<String>, unit: Unit, value: f64, better: Better) -> Measure {
         Measure {
             name: name.into(),
@@ -75,7 +76,7 @@ impl Measure {
         }
     }
 
-    /// The same, taken from so many samples.
+    /// Sets the number of samples.
     #[must_use]
     pub fn of(mut self, samples: u64) -> Measure {
         self.samples = samples;
@@ -84,7 +85,7 @@ impl Measure {
 }
 
 impl Unit {
-    /// What stands behind a figure.
+    /// Returns the symbol that follows a value.
     pub fn symbol(self) -> &'static str {
         match self {
             Unit::PerSecond => "/s",

@@ -1,4 +1,4 @@
-//! Opening and writing the files of a run, which may come from anywhere.
+//! Opens and writes the files of a run, which are not trusted.
 
 use std::fs::{self, File};
 use std::io::{self, Error, ErrorKind, Result, Write};
@@ -9,27 +9,28 @@ use rustix::fs::{CWD, Mode, OFlags, open, openat};
 use rustix::io::Errno;
 use serde::Serialize;
 
-/// What makes a folder a run directory.
+/// File that marks a folder as a run directory.
 pub(crate) const RUN: &str = "run.json";
-/// Of it: a disk's map of a million extents takes a quarter of that.
+/// Maximum size of run.json in bytes; a disk's map of a million extents takes a quarter of it.
 pub(crate) const MAX_RUN: u64 = 512 << 20;
-/// Of a file of events: what a sparse file claims to hold would be read, or copied, for days.
+/// Maximum size of an event file in bytes. Reading or copying a sparse file of arbitrary size could
+/// take days.
 pub(crate) const MAX_EVENTS: u64 = 16 << 30;
 
-/// Whether it names something within a folder.
+/// Returns true if `text` is a valid name within a folder.
 pub(crate) fn is_name(text: &str) -> bool {
     !matches!(text, "" | "." | "..") && !text.contains(['/', '\0'])
 }
 
-/// Opens a file of at most `most` bytes to read it, by the names of its folders from the run's
-/// directory on and its own.
+/// Opens a file of at most `most` bytes for reading, by the names of its folders from the run
+/// directory on and its own name.
 ///
 /// # Errors
-/// When it is not a regular file of that directory: a FIFO, say, in whose place somebody would be
-/// waited for, or a symbolic link, which leads to whatever its maker likes. Or when it is too large.
+/// The file is too large, or is not a regular file of that directory. A FIFO could block the
+/// reader, and a symbolic link could lead anywhere.
 pub(crate) fn open_within(dir: &Path, folders: &[&str], file: &str, most: u64) -> Result<File> {
     let as_folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // The directory itself was named by the user.
+    // The user named the directory itself, so it may be a symbolic link.
     let mut dir = open(dir, as_folder, Mode::empty())?;
     for &folder in folders {
         let folder = openat(dir, folder, as_folder | OFlags::NOFOLLOW, Mode::empty());
@@ -44,7 +45,7 @@ pub(crate) fn open_within(dir: &Path, folders: &[&str], file: &str, most: u64) -
     open_regular(&dir, file.as_ref(), most)
 }
 
-/// Writes JSON in place of a file: the old one is there until the new one is whole and durable.
+/// Replaces a file by JSON. The old file stays until the new one is complete and durable.
 pub(crate) fn replace(path: &Path, value: &impl Serialize) -> crate::Result<()> {
     let fail = crate::Error::io(path);
     let new = path.with_extension("json.new");
@@ -58,10 +59,10 @@ pub(crate) fn replace(path: &Path, value: &impl Serialize) -> crate::Result<()> 
     write().map_err(fail)
 }
 
-/// Opens a file of at most so many bytes to read it.
+/// Opens a file of at most `most` bytes for reading.
 ///
 /// # Errors
-/// When it is larger, or not a regular file.
+/// The file is too large or not a regular file.
 pub(crate) fn open_file(path: &Path, most: u64) -> Result<File> {
     open_regular(CWD, path, most)
 }

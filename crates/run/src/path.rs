@@ -1,6 +1,6 @@
-//! By which functions requests have gone to a device in a cell: `cells/ID/path.json`.
+//! The functions through which requests of a cell reach a device: `cells/ID/path.json`.
 //!
-//! Names come from whatever ran on a machine, and files from anywhere: readers bound both.
+//! Names and files are not trusted; readers limit the size of both.
 
 use std::path::Path;
 
@@ -12,46 +12,46 @@ use crate::folded::Side;
 use crate::open::replace;
 
 const FILE: &str = "path.json";
-/// Of a file.
+/// Maximum size of a file in bytes.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// A request's way, from the program that makes it to the last device.
+/// The path of a request from the program that issues it to the last device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestPath {
-    /// What a request takes as its maker sees it, ns on the mean.
+    /// Mean time of a request in ns, as the issuing program measures it.
     pub total_ns: Option<f64>,
-    /// In the order in which a request comes by them.
+    /// The devices in the order in which a request reaches them.
     pub devices: Vec<Handed>,
-    /// What happened meanwhile; what could not be counted is not there.
+    /// Events on the way; events that could not be counted are missing.
     pub between: Vec<Between>,
 }
 
-/// A device, and how requests have come to it.
+/// A device, and how requests reach it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Handed {
     pub side: Side,
-    /// Its name on that side: `vda`, `eth0`.
+    /// Name of the device on that side: `vda`, `eth0`.
     pub device: String,
-    /// That were handed to it.
+    /// Number of requests issued to the device.
     pub requests: u64,
-    /// From then until it had completed them, ns on the mean.
+    /// Mean time in ns from the issue to the completion by the device.
     pub device_ns: Option<f64>,
-    /// Those that were seen most often, the first of them first; never none.
+    /// The most frequent stacks, in descending order; never empty.
     pub stacks: Vec<Stack>,
 }
 
-/// A stack at the moment when a request is handed to a device.
+/// A stack at the moment when a request is issued to a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stack {
-    /// Requests.
+    /// Number of requests with this stack.
     pub requests: u64,
     pub thread: String,
-    /// From the outermost to the innermost, as [`frame`](crate::folded::frame) makes them.
+    /// Frames from the outermost to the innermost, as [`frame`](crate::folded::frame) formats them.
     pub frames: Vec<String>,
 }
 
-/// What happened while requests were under way, for each of them.
+/// Events on the way of requests, per request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Between {
     pub side: Side,
@@ -59,21 +59,21 @@ pub struct Between {
     pub per_request: f64,
 }
 
-/// What a request's way is interrupted by.
+/// Kinds of events that interrupt a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Crossing {
-    /// From the guest's code to the hypervisor.
+    /// Exits from the guest's code to the hypervisor.
     Exits,
-    /// From a thread of those who carry the request to another one.
+    /// Switches from one thread on the path to another one.
     Switches,
-    /// Of a thread of theirs.
+    /// Wake-ups of a thread on the path.
     WakeUps,
     Calls,
 }
 
 impl Crossing {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Crossing; 4] = [
         Crossing::Exits,
         Crossing::Switches,
@@ -81,7 +81,7 @@ impl Crossing {
         Crossing::Calls,
     ];
 
-    /// The word for it.
+    /// Returns the name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             Crossing::Exits => "exits",
@@ -93,19 +93,19 @@ impl Crossing {
 }
 
 impl RequestPath {
-    /// Writes it into a cell's folder.
+    /// Writes the path into a cell's folder.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         replace(&folder.join(FILE), self)
     }
 
-    /// Reads what a cell has left; `None` if that is nothing. All figures are numbers, none is
-    /// negative, and each device has a stack.
+    /// Reads the path of a cell; `None` if there is none. All values are finite and not negative,
+    /// and each device has a stack.
     ///
     /// # Errors
-    /// When it is damaged, or is not a file of that directory.
+    /// The file is damaged, or does not lie in that folder.
     pub fn load(run: &Path, planned: &Planned) -> Result<Option<RequestPath>> {
         match planned.read::<RequestPath>(run, FILE, MAX_BYTES)? {
             Some(read) if !read.is_sound() => {

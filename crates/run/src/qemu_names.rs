@@ -1,27 +1,27 @@
-//! The trace events that the KVM wiki's page of 2010 used, and what shows the same today.
+//! The trace events in the KVM wiki's page of 2010, and their present equivalents.
 //!
-//! Many of its 23 events lived only in its author's branch; others were renamed since. Whoever
-//! records needs the names of a QEMU version, whoever reports needs to know which of them stands
-//! for which of the wiki's.
+//! Many of the 23 events existed only in the author's branch; others have been renamed since. The
+//! recorder needs the names in a QEMU version, and the report needs to know which wiki event each
+//! name stands for.
 
-/// A version of QEMU: major and minor.
+/// Major and minor version of QEMU.
 pub type Version = (u32, u32);
 
-/// What shows today what an event of the wiki's showed.
+/// The present equivalent of an event of the wiki.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Successor {
-    /// A trace event of QEMU's (any of these, by how the device is set up).
+    /// One of these trace events of QEMU, depending on the device's configuration.
     Events(&'static [&'static str]),
-    /// No event, but the entry of this system call.
+    /// The entry of this system call, since there is no event.
     Enter(&'static str),
-    /// No event, but the return of this system call.
+    /// The return of this system call, since there is no event.
     Exit(&'static str),
-    /// Nothing.
+    /// There is no equivalent.
     None,
 }
 
 impl Successor {
-    /// For people: `thread_pool_submit`, `io_submit()`, `none`.
+    /// Describes the equivalent for users: `thread_pool_submit`, `io_submit()`, `none`.
     pub fn describe(self) -> String {
         match self {
             Successor::Events(names) => names.join(" or "),
@@ -32,17 +32,18 @@ impl Successor {
     }
 }
 
-/// An event of the wiki's.
+/// An event of the wiki.
 #[derive(Clone, Copy, Debug)]
 pub struct Alias {
-    /// Its name there.
+    /// Name in the wiki.
     pub wiki: &'static str,
-    /// (first version, successor), rising; a version older than the first counts as the first.
+    /// Pairs of first version and successor, in ascending order. A version older than the first
+    /// pair counts as the first.
     pub since: &'static [(Version, Successor)],
 }
 
 impl Alias {
-    /// The successor in a version.
+    /// Returns the successor in a version.
     pub fn successor(&self, version: Version) -> Successor {
         let known = self.since.iter().rev().find(|(first, _)| *first <= version);
         known
@@ -57,9 +58,9 @@ const fn alias(wiki: &'static str, since: &'static [(Version, Successor)]) -> Al
     Alias { wiki, since }
 }
 
-/// The wiki's events, in its order.
+/// The events of the wiki, in its order.
 pub const WIKI_EVENTS: &[Alias] = &[
-    // Only when a device is set up.
+    // Occurs only when a device is set up.
     alias("virtio_add_queue", &[]),
     alias(
         "virtio_queue_notify",
@@ -69,7 +70,7 @@ pub const WIKI_EVENTS: &[Alias] = &[
     alias(
         "virtio_notify",
         &[
-            // An I/O thread raises its interrupts by irqfd, which had an event of its own.
+            // An I/O thread raises its interrupts by irqfd, which used to have an event of its own.
             ((0, 0), Events(&["virtio_notify_irqfd", "virtio_notify"])),
             ((10, 1), Events(&["virtio_notify"])),
         ],
@@ -93,7 +94,7 @@ pub const WIKI_EVENTS: &[Alias] = &[
         ],
     ),
     alias("posix_aio_read", &[((0, 0), Exit("ppoll"))]),
-    // Today the completions are taken from the ring that the kernel shares.
+    // Today the completions are read from the ring that is shared with the kernel.
     alias("qemu_laio_enqueue_completed", &[]),
     alias("qemu_laio_completion_cb", &[((0, 0), Enter("read"))]),
     alias("laio_submit", &[((0, 0), Enter("io_submit"))]),
@@ -112,7 +113,7 @@ pub const WIKI_EVENTS: &[Alias] = &[
     alias("kvm_run_exit_io_done", &[]),
 ];
 
-/// What io_uring, which the wiki could not know, has in the place of `paio_submit` and of
+/// Events of io_uring, which is newer than the wiki, in place of `paio_submit` and
 /// `posix_aio_process_queue`.
 pub const IO_URING_EVENTS: &[Alias] = &[
     alias("paio_submit", &[((0, 0), Events(&["luring_co_submit"]))]),
@@ -125,7 +126,7 @@ pub const IO_URING_EVENTS: &[Alias] = &[
     ),
 ];
 
-/// The alias of an event of the wiki's.
+/// Returns the alias of an event of the wiki.
 pub fn wiki_event(name: &str) -> Option<&'static Alias> {
     WIKI_EVENTS.iter().find(|alias| alias.wiki == name)
 }

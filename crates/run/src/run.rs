@@ -1,4 +1,4 @@
-//! `run.json`: everything about a run but its events.
+//! `run.json`: everything about a run except its events.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -14,59 +14,60 @@ use crate::error::{Error, Result};
 use crate::open::{MAX_EVENTS, MAX_RUN, RUN, is_name, open_file, open_within, replace};
 use crate::stream::Stream;
 
-/// The format of run directories that this program writes, and the newest that it reads.
+/// Version of the run directories that this program writes, and the newest version that it reads.
 pub const VERSION: u32 = 3;
-/// Of a round; the collectors make a dozen.
+/// Maximum number of event files of a round; the collectors create a dozen.
 const MAX_STREAMS: usize = 64;
 
-/// Seconds since 1970, as runs and cells tell when they began.
+/// Returns the current time in seconds since 1970, for the start times of runs and cells.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |time| time.as_secs())
 }
 
-/// How a run came about.
+/// Origin of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunKind {
-    /// An experiment: its cells, in [`Run::experiment`].
+    /// An experiment, with its cells in [`Run::experiment`].
     Experiment,
-    /// The wiki's experiment: guest and host, rounds of every sort.
+    /// The wiki's experiment: guest and host, with rounds of every kind.
     Lab,
-    /// `fathom breakdown`: a running QEMU or a server's disk, from the host alone.
+    /// `fathom breakdown`: a running QEMU or a server's disk, traced from the host only.
     Host,
-    /// `fathom guest record`: the guest's share alone.
+    /// `fathom guest record`: the guest's part only.
     Guest,
-    /// A host's run joined with its guest's, or with that of the host to which its requests go on.
+    /// A host's run joined with its guest's run, or with the run of the host that receives its
+    /// requests.
     Joined,
-    /// `fathom breakdown --qemu-trace`: QEMU's own trace, and nothing else.
+    /// `fathom breakdown --qemu-trace`: only QEMU's own trace.
     Qemu,
 }
 
 /// One run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// [`VERSION`] of the program that wrote it.
+    /// [`VERSION`] of the program that wrote the run.
     pub version: u32,
     pub kind: RunKind,
-    /// For people: `wiki, fathom, 4k read, depth 1`.
+    /// Title for users: `wiki, fathom, 4k read, depth 1`.
     pub title: String,
-    /// Seconds since 1970.
+    /// Start time in seconds since 1970.
     pub created: u64,
     /// Since version 2.
     #[serde(default)]
     pub experiment: Option<Experiment>,
     pub scenario: Option<Scenario>,
     pub environment: Environment,
-    /// The guest's disks; `under_test` marks the one that the run is about.
+    /// The guest's disks; `under_test` marks the disk that the run examines.
     pub disks: Vec<Disk>,
     pub threads: Vec<Thread>,
     pub rounds: Vec<Round>,
-    /// What went wrong without ending the run, a line each, for the report's reader.
+    /// Problems that did not end the run, one line each, for readers of the report.
     pub problems: Vec<String>,
 }
 
-/// What the guest (or host) was made to do.
+/// The work that the guest or host did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scenario {
     /// `read`, `write`, `randread` or `randwrite`.
@@ -74,7 +75,7 @@ pub struct Scenario {
     pub block_size: u64,
     pub iodepth: u32,
     pub queues: u32,
-    /// Who serves the disk: `fathom`, `qemu` or `qsd`.
+    /// Server of the disk: `fathom`, `qemu` or `qsd`.
     pub server: String,
     /// `io_uring`, `native` or `threads`.
     pub aio: String,
@@ -84,12 +85,12 @@ pub struct Scenario {
     pub polling: bool,
 }
 
-/// The machines, in a report's environment block.
+/// The machines, for a report's environment block.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     pub host: Machine,
     pub guest: Option<Machine>,
-    /// The host to which requests go on. Since version 3.
+    /// The host that receives the requests. Since version 3.
     #[serde(default)]
     pub remote: Option<Machine>,
     /// `kvm` or `tcg`.
@@ -97,16 +98,16 @@ pub struct Environment {
     /// The version as QEMU prints it.
     pub qemu: Option<String>,
     pub fathom: String,
-    /// The host is itself emulated: times are stretched and say nothing about speed.
+    /// The host is itself emulated, so that times are stretched and say nothing about speed.
     pub stretched: bool,
 }
 
-/// One kernel and what it runs on.
+/// A kernel and its hardware.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// As `uname -r` says it.
+    /// Kernel release, as in `uname -r`.
     pub kernel: String,
-    /// The model's name.
+    /// Name of the CPU model.
     pub cpu: String,
     pub cpus: u32,
     /// The kernel's clock source.
@@ -118,36 +119,36 @@ pub struct Machine {
 /// A disk of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Disk {
-    /// QEMU's id or Fathom's name for it.
+    /// QEMU's id or Fathom's name of the disk.
     pub name: String,
     pub under_test: bool,
     /// `vhost-user-blk`, `virtio-blk`, ...
     pub device: String,
-    /// The image, where it is known.
+    /// Path of the image, if it is known.
     pub image: Option<PathBuf>,
-    /// The process that serves it.
+    /// Id of the process that serves the disk.
     pub server_pid: Option<u32>,
-    /// eventfd-ids of its kicks, by queue, and of its calls.
+    /// eventfd-ids of the kicks and of the calls, by queue.
     pub kick_eventfds: Vec<u64>,
     pub call_eventfds: Vec<u64>,
     /// Guest-physical doorbell addresses, by queue.
     pub doorbells: Vec<u64>,
-    /// (address, data) of its queues' MSI-X messages, by queue.
+    /// (address, data) of the queues' MSI-X messages, by queue.
     pub msi: Vec<(u64, u64)>,
-    /// How the device was told from others: `eventfd-id`, `qmp`, or None: unidentified.
+    /// How the device was identified: `eventfd-id` or `qmp`; None if it was not.
     pub identified_by: Option<String>,
     /// The guest's device: dev_t, name, interrupt numbers and virtqueue addresses by queue.
     pub guest_dev: Option<u64>,
     pub guest_name: Option<String>,
     pub guest_irqs: Vec<u64>,
     pub guest_vqs: Vec<u64>,
-    /// The host's block device below the image; None for memory, network.
+    /// The host's block device below the image; None for memory and network.
     pub host: Option<BlockDevice>,
-    /// Where the image's bytes lie on it. Empty where it is not known.
+    /// Location of the image's bytes on that device. Empty if it is not known.
     pub extents: Vec<Extent>,
 }
 
-/// A block device of the host, the lowest that is traced.
+/// The lowest traced block device of the host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BlockDevice {
     /// dev_t of the whole disk (major << 20 | minor).
@@ -156,17 +157,17 @@ pub struct BlockDevice {
     pub scheduler: String,
 }
 
-/// Bytes of an image that lie together on the host's device.
+/// Bytes of an image that are contiguous on the host's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// In the image, bytes.
+    /// Offset in the image in bytes.
     pub offset: u64,
-    /// On the device of [`Disk::host`], bytes.
+    /// Offset on the device of [`Disk::host`] in bytes.
     pub physical: u64,
     pub length: u64,
 }
 
-/// What a thread is for.
+/// Role of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
@@ -175,7 +176,7 @@ pub enum Role {
     Main,
     /// An I/O thread of QEMU, or a worker of the disk's server.
     Io,
-    /// A thread of a pool that makes blocking calls.
+    /// A pool thread that makes blocking calls.
     Pool,
     Other,
 }
@@ -187,31 +188,32 @@ pub struct Thread {
     pub tid: u32,
     pub name: String,
     pub role: Role,
-    /// The vCPU's number.
+    /// Number of the vCPU.
     pub vcpu: Option<u32>,
 }
 
-/// One round: the same work, watched in one way.
+/// One round: the same work, traced in one way.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
-    /// Its folder.
+    /// Name of the round's folder.
     pub name: String,
-    /// What was traced: `guest`, `kvm`, `block`, `fathom`, `syscalls`, `qemu`, `futex`. Empty: the
-    /// control, untraced.
+    /// What was traced: `guest`, `kvm`, `block`, `fathom`, `syscalls`, `qemu`, `futex`. Empty for
+    /// the control round, which is not traced.
     pub traced: Vec<String>,
-    /// Runs on the host itself, without a guest.
+    /// The work runs on the host itself, without a guest.
     pub on_host: bool,
-    /// What the benchmark itself reported.
+    /// Results that the benchmark reported.
     pub benchmark: Option<Benchmark>,
     pub clocks: Clocks,
     pub streams: Vec<StreamInfo>,
 }
 
-/// The benchmark's own figures for a round, in ns of the clock where it ran.
+/// The benchmark's own results for a round, in ns of the clock where it ran.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Benchmark {
     pub operations: u64,
-    /// From before the first operation to after the last, divided by their number: the wiki's way.
+    /// Time from before the first operation to after the last, divided by their number, as in the
+    /// wiki.
     pub mean_ns: f64,
     pub wall_ns: u64,
     pub errors: u64,
@@ -219,19 +221,19 @@ pub struct Benchmark {
     pub call: String,
 }
 
-/// A file of events in a round's folder.
+/// An event file in a round's folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamInfo {
-    /// Its file is `NAME.events`.
+    /// Name of the stream; its file is `NAME.events`.
     pub name: String,
     pub clock: Clock,
     pub events: u64,
-    /// Events dropped by the kernel or the ring; None: the source cannot tell.
+    /// Number of events dropped by the kernel or the ring; None if the source cannot tell.
     pub lost: Option<u64>,
 }
 
 impl Run {
-    /// A run that begins now, of which nothing else is known yet.
+    /// Creates a run that starts now, without any other data.
     pub fn new(kind: RunKind, title: impl Into<String>) -> Run {
         Run {
             version: VERSION,
@@ -251,15 +253,16 @@ impl Run {
     /// Writes `run.json` into an existing directory.
     ///
     /// # Errors
-    /// When it cannot be written; an older `run.json` is then still whole.
+    /// The file cannot be written; an older `run.json` is then unchanged.
     pub fn save(&self, dir: &Path) -> Result<()> {
         replace(&dir.join(RUN), self)
     }
 
-    /// Reads a run directory's `run.json`.
+    /// Reads the `run.json` of a run directory.
     ///
     /// # Errors
-    /// When there is none, or it is damaged or of a newer version, or names what cannot be its own.
+    /// The file does not exist, is damaged or of a newer version, or contains names that could
+    /// leave the directory.
     pub fn load(dir: &Path) -> Result<Run> {
         let path = dir.join(RUN);
         let text = open_file(&path, MAX_RUN).and_then(io::read_to_string);
@@ -284,23 +287,23 @@ impl Run {
         Ok(run)
     }
 
-    /// The disk that the run is about.
+    /// Returns the disk that the run examines.
     pub fn disk(&self) -> Option<&Disk> {
         self.disks.iter().find(|disk| disk.under_test)
     }
 }
 
 impl Round {
-    /// Opens one of the round's files of events; `dir` is the run's directory.
+    /// Opens one of the round's event files; `dir` is the run directory.
     ///
     /// # Errors
-    /// When it cannot be read, or is none of that directory's files.
+    /// The file cannot be read, or does not lie in that directory.
     pub fn open(&self, dir: &Path, stream: &StreamInfo) -> Result<Stream> {
         let file = self.file(dir, stream)?;
         Stream::read(file, &dir.join(&self.name).join(stream.file_name()))
     }
 
-    /// The same file as it is.
+    /// Opens the same file without decoding it.
     ///
     /// # Errors
     /// Like [`open`](Self::open).
@@ -310,7 +313,7 @@ impl Round {
         file.map_err(|error| Error::io(&dir.join(&self.name).join(name))(error))
     }
 
-    /// Names become paths: they must not lead anywhere else.
+    /// Checks that names, which become paths, cannot leave the run directory.
     fn check(&self) -> std::result::Result<(), String> {
         let names = self.streams.iter().map(|stream| &stream.name);
         if let Some(name) = names.chain([&self.name]).find(|name| !is_name(name)) {
@@ -327,13 +330,13 @@ impl Round {
 }
 
 impl StreamInfo {
-    /// The name of its file.
+    /// Returns the name of the event file.
     pub fn file_name(&self) -> String {
         format!("{}.events", self.name)
     }
 }
 
-/// What every version's run.json says.
+/// The field that run.json has in every version.
 #[derive(Deserialize)]
 struct Versioned {
     #[serde(default)]

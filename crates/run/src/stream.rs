@@ -1,4 +1,4 @@
-//! A file of events: a header that describes itself, then records of one size.
+//! An event file: a self-describing header, then records of one size.
 //!
 //! ```text
 //! 8 bytes   "FATHOMEV"
@@ -9,8 +9,8 @@
 //!             u64 time, u16 kind (index into the header's `kinds`), u16 cpu, u32 tid,
 //!             then `width` u64 arguments
 //! ```
-//! All numbers are little-endian. Records are in order of time. A file that ends within a record
-//! (its writer was killed) is read up to there, and [`Stream::is_cut`] says so.
+//! All numbers are little-endian. Records are in order of time. A file that ends within a record,
+//! because its writer was killed, is read up to there; [`Stream::is_cut`] then returns true.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -24,23 +24,23 @@ use crate::open::{MAX_EVENTS, open_file};
 
 const MAGIC: &[u8; 8] = b"FATHOMEV";
 const FORMAT: u32 = 1;
-/// A header holds some thousand strings at most.
+/// Maximum length of a header in bytes; a header holds at most some thousand strings.
 const MAX_HEADER: u32 = 16 << 20;
 const FIXED: usize = 16;
 
-/// What a file of events says of itself.
+/// Self-description of an event file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamHeader {
-    /// Names of the kinds that the records' numbers index, with the names of their arguments.
+    /// Names of the kinds, which records refer to by index, with the names of their arguments.
     pub kinds: Vec<(String, Vec<String>)>,
-    /// Arguments in a record.
+    /// Number of arguments in a record.
     pub width: usize,
-    /// Strings that arguments index.
+    /// Strings that arguments refer to by index.
     pub strings: Vec<String>,
 }
 
 impl StreamHeader {
-    /// A header for this program's kinds.
+    /// Creates a header for this program's kinds.
     pub fn new(width: usize, strings: Vec<String>) -> StreamHeader {
         let names = |kind: &Kind| kind.args().iter().map(|&arg| arg.to_owned()).collect();
         StreamHeader {
@@ -54,7 +54,7 @@ impl StreamHeader {
     }
 }
 
-/// Writes a file of events.
+/// Writes an event file.
 #[derive(Debug)]
 pub struct StreamWriter {
     file: BufWriter<File>,
@@ -68,10 +68,10 @@ impl StreamWriter {
     /// Creates the file for events with at most `width` arguments.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written, or the strings exceed the maximum length of the header.
     ///
     /// # Panics
-    /// With a width above [`MAX_ARGS`].
+    /// Panics if the width is above [`MAX_ARGS`].
     pub fn create(path: &Path, width: usize, strings: Vec<String>) -> Result<StreamWriter> {
         assert!(
             width <= MAX_ARGS,
@@ -104,7 +104,7 @@ impl StreamWriter {
     /// Appends an event.
     ///
     /// # Errors
-    /// When the disk is full, or the event is older than the one before: sort first.
+    /// The disk is full, or the event is older than the previous one: events must be sorted.
     pub fn push(&mut self, event: &Event) -> Result<()> {
         if event.time < self.last {
             let problem = format!("an event at {} after one at {}", event.time, self.last);
@@ -124,10 +124,10 @@ impl StreamWriter {
         self.put(&record[..FIXED + self.width * 8])
     }
 
-    /// Writes out what is buffered; returns the number of events.
+    /// Writes the buffered events; returns the number of events.
     ///
     /// # Errors
-    /// When the disk is full.
+    /// The disk is full.
     pub fn finish(mut self) -> Result<u64> {
         self.file.flush().map_err(Error::io(&self.path))?;
         Ok(self.events)
@@ -138,13 +138,13 @@ impl StreamWriter {
     }
 }
 
-/// Reads a file of events, one at a time.
+/// Reads an event file, one event at a time.
 #[derive(Debug)]
 pub struct Stream {
     file: BufReader<File>,
     path: PathBuf,
     header: StreamHeader,
-    /// The file's numbers of kinds, as this program knows them.
+    /// This program's kinds for the file's kind numbers; None for an unknown kind.
     kinds: Vec<Option<Kind>>,
     last: u64,
     unknown: u64,
@@ -155,13 +155,13 @@ impl Stream {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// When it cannot be read or is no file of events.
+    /// The file cannot be read, or is not an event file.
     pub fn open(path: &Path) -> Result<Stream> {
         let file = open_file(path, MAX_EVENTS).map_err(Error::io(path))?;
         Stream::read(file, path)
     }
 
-    /// Reads the header of a file; `path` is for errors.
+    /// Reads the header of a file; `path` is used in errors.
     pub(crate) fn read(file: File, path: &Path) -> Result<Stream> {
         let mut file = BufReader::with_capacity(1 << 18, file);
         let mut fixed = [0; 16];
@@ -210,26 +210,26 @@ impl Stream {
         })
     }
 
-    /// What the file says of itself.
+    /// Returns the file's header.
     pub fn header(&self) -> &StreamHeader {
         &self.header
     }
 
-    /// Events so far of a kind that this program does not know; they are left out.
+    /// Returns the number of events so far of unknown kinds, which are skipped.
     pub fn unknown(&self) -> u64 {
         self.unknown
     }
 
-    /// The file ended within a record.
+    /// Returns true if the file ended within a record.
     pub fn is_cut(&self) -> bool {
         self.cut
     }
 
-    /// The next event, or None at the end.
+    /// Returns the next event, or None at the end.
     ///
     /// # Errors
-    /// When the file cannot be read or its records are damaged: out of order, or of a kind that
-    /// its header does not list.
+    /// The file cannot be read, or its records are damaged: out of order, or of a kind that the
+    /// header does not list.
     pub fn next_event(&mut self) -> Result<Option<Event>> {
         loop {
             let mut record = [0; FIXED + MAX_ARGS * 8];
@@ -347,7 +347,7 @@ mod tests {
             prop_assert_eq!(read.unwrap(), events);
         }
 
-        /// Whatever a file holds, reading it ends in events or in one error.
+        /// Reading a damaged file returns events or one error.
         #[test]
         fn damage_is_survived(at: prop::sample::Index, value: u8, cut in 0usize..400) {
             let events = [Event::new(1, Kind::Lost, 0, 0, &[1]), Event::new(2, Kind::KvmPio, 1, 2, &[3])];
@@ -387,7 +387,7 @@ mod tests {
         assert!(told(16, b"[").contains("its header is damaged"));
         assert!(told(second + 8, &[0xff, 0xff]).contains("kind 65535"));
         assert!(told(second, &[6]).contains("an event at 6 after one at 7"));
-        // Records that are wider than an event can be.
+        // Records that are wider than the maximum.
         let header = String::from_utf8_lossy(&good[FIXED..second - (FIXED + 8)]);
         let header = header.replace("\"width\":1", "\"width\":11");
         let mut wide = good[..12].to_vec();
@@ -398,7 +398,7 @@ mod tests {
         assert!(read().unwrap_err().to_string().contains("wider"));
     }
 
-    /// As those of a newer fathom.
+    /// As with files of a newer Fathom.
     #[test]
     fn kinds_that_are_unknown_are_left_out_and_counted() {
         let events = [

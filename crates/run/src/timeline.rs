@@ -1,6 +1,6 @@
-//! What happened in a cell, and when: `cells/ID/timeline.json`.
+//! Events of a cell over time: `cells/ID/timeline.json`.
 //!
-//! Names come from whatever ran on a machine, and files from anywhere: readers bound both.
+//! Names and files are not trusted; readers limit the size of both.
 
 use std::path::Path;
 
@@ -11,23 +11,23 @@ use crate::error::{Error, Result};
 use crate::open::replace;
 
 const FILE: &str = "timeline.json";
-/// Of a file.
+/// Maximum size of a file in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// What happened, from one beginning.
+/// All spans of a cell, relative to the same start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// In no order.
+    /// The spans, in no particular order.
     pub spans: Vec<Span>,
 }
 
-/// Something that took its time.
+/// An activity with its duration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Span {
-    /// What it belongs to: the spans of a lane are of one kind.
+    /// Lane of the span; the spans of a lane are of one kind.
     pub lane: String,
     pub name: String,
-    /// Seconds from the beginning.
+    /// Seconds from the start of the timeline.
     pub begin: f64,
     pub seconds: f64,
 }
@@ -42,26 +42,26 @@ impl Span {
         }
     }
 
-    /// Seconds from the beginning.
+    /// Returns the end in seconds from the start of the timeline.
     pub fn end(&self) -> f64 {
         self.begin + self.seconds
     }
 }
 
 impl Timeline {
-    /// Writes it into a cell's folder.
+    /// Writes the timeline into a cell's folder.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         replace(&folder.join(FILE), self)
     }
 
-    /// Reads what a cell has left; `None` if that is nothing. All times are numbers, and none is
+    /// Reads the timeline of a cell; `None` if there is none. All times are finite and not
     /// negative.
     ///
     /// # Errors
-    /// When it is damaged, or is not a file of that directory.
+    /// The file is damaged, or does not lie in that folder.
     pub fn load(run: &Path, planned: &Planned) -> Result<Option<Timeline>> {
         let Some(read) = planned.read::<Timeline>(run, FILE, MAX_BYTES)? else {
             return Ok(None);
