@@ -1,17 +1,17 @@
-//! Aligned buffers for what direct I/O does not take as it is.
+//! Aligned buffers for requests that direct I/O does not accept as they are.
 
 use libc::iovec;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io;
 
-/// The size of each buffer: longer requests pass through it in pieces. A
-/// multiple of every block size.
+/// Size of each buffer in bytes, a multiple of every block size. Longer requests pass through a
+/// buffer in pieces.
 pub(crate) const BUFFER_LEN: usize = 256 << 10;
 
-/// Buffers per worker; requests wait for one when there is none.
+/// Number of buffers per worker. Requests wait while none is free.
 const BUFFERS: usize = 64;
 
-/// A buffer's number in its pool. Not `Clone`: it goes back to the pool.
+/// The index of a buffer in its pool. Not `Clone`: the holder returns it to the pool.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Buffer(u16);
 
@@ -21,7 +21,7 @@ impl Buffer {
     }
 }
 
-/// One worker's buffers. Memory that was never used is never taken.
+/// One worker's buffers. A buffer that is never used occupies no memory.
 pub(crate) struct Buffers {
     base: *mut u8,
     free: Vec<Buffer>,
@@ -44,12 +44,12 @@ impl Buffers {
         })
     }
 
-    /// How many of them are free.
+    /// Number of free buffers.
     pub(crate) fn len(&self) -> usize {
         self.free.len()
     }
 
-    /// The buffer that was used last, if any is free.
+    /// Takes the most recently used free buffer, if there is one.
     pub(crate) fn take(&mut self) -> Option<Buffer> {
         self.free.pop()
     }
@@ -58,7 +58,7 @@ impl Buffers {
         self.free.push(buffer);
     }
 
-    /// `len` bytes of a buffer from `start` on.
+    /// Returns the iovec of `len` bytes of a buffer from `start` on.
     pub(crate) fn part(&self, buffer: &Buffer, start: usize, len: usize) -> iovec {
         assert!(start + len <= BUFFER_LEN);
         // SAFETY: the buffer lies in the mapping and the part in the buffer.
@@ -72,21 +72,21 @@ impl Buffers {
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own; the engine has been
-        // drained before the channel that owns it is dropped.
+        // SAFETY: the mapping is this value's own; the engine is drained before the channel that
+        // owns the buffers is dropped.
         let unmapped = unsafe { munmap(self.base.cast(), BUFFERS * BUFFER_LEN) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
-/// Which way bytes go.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     ToSegments,
     FromSegments,
 }
 
-/// Copy between a buffer and the bytes of `segments` from `skip` on.
+/// Copies between a buffer and the bytes of `segments` from `skip` on.
 ///
 /// # Safety
 /// The buffer and all segments are valid and do not overlap.
@@ -110,7 +110,7 @@ pub(crate) unsafe fn copy(buffer: iovec, segments: &[iovec], skip: u64, directio
     }
 }
 
-/// Fill `len` bytes of `segments` from `skip` on with zeroes.
+/// Fills `len` bytes of `segments` from `skip` on with zeroes.
 ///
 /// # Safety
 /// All segments are valid for writes.

@@ -1,10 +1,9 @@
-//! A disk of blocks, by the byte.
+//! Byte granularity on top of a disk that takes whole blocks only.
 //!
-//! Requests of whole blocks pass through. Of others, a read is made wider and
-//! a discard narrower; a write first reads the blocks of which it changes
-//! parts, and puts them around its data. From then on until it is done, no
-//! other change of these blocks is let through, by whichever worker it comes
-//! (`ranges`), so that no neighbouring byte is lost.
+//! Requests for whole blocks pass through. Other reads are widened, and other discards narrowed, to
+//! whole blocks. An unaligned write first reads the blocks that it changes partly, and places the
+//! old bytes around its data. Until such a write completes, a range lock (`ranges`) keeps all
+//! workers from changing these blocks, so that no neighbouring byte is lost.
 
 mod part;
 
@@ -23,15 +22,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A disk whose requests may begin and end anywhere. Everything that changes
-/// the disk must go through it.
+/// A disk whose requests may begin and end at any byte. Everything that changes the disk must go
+/// through it.
 pub struct ByteDisk {
     below: Arc<dyn Disk>,
     ranges: Arc<Ranges>,
 }
 
 impl ByteDisk {
-    /// `below` takes whole blocks, of `DiskInfo::block_size`.
+    /// Wraps `below`, which takes whole blocks of `DiskInfo::block_size` bytes.
     pub fn new(below: Arc<dyn Disk>) -> ByteDisk {
         ByteDisk {
             below,
@@ -88,16 +87,16 @@ impl Disk for ByteDisk {
 
 struct ByteChannel {
     below: Box<dyn Channel>,
-    /// A power of two, 64 KiB at most.
+    /// Block size in bytes: a power of two, 64 KiB at most.
     block: u64,
     turns: Turns,
     owner: Owner,
     buffers: Buffers,
-    /// Requests of parts of blocks, by the numbers of their buffers.
+    /// Unaligned requests in progress, by the index of their buffers.
     parts: Vec<Option<Part>>,
-    /// How many there are.
+    /// Number of unaligned requests in progress.
     active: usize,
-    /// Those that wait for a buffer; what they need a lock for is locked.
+    /// Requests that wait for a buffer. They hold their range locks already.
     starved: VecDeque<RequestId>,
 }
 
@@ -120,7 +119,7 @@ impl ByteChannel {
         cx.engine
             .watch(turns.event(), Token::channel(woken::BYTES))?;
         let buffers = Buffers::new()?;
-        // The blocks at both ends of each.
+        // Two children for each buffer: the first and the last block of a request.
         let owner = cx.reserve_children(2 * buffers.len())?;
         Ok(ByteChannel {
             below,
@@ -141,18 +140,18 @@ impl ByteChannel {
         (request.offset | request.len) & (self.block - 1) == 0
     }
 
-    /// The blocks that a range touches.
+    /// Returns the blocks that a range touches.
     fn outer(&self, range: &Range<u64>) -> Range<u64> {
         range.start & !(self.block - 1)..range.end.next_multiple_of(self.block)
     }
 
-    /// The blocks that lie in a range; may be empty.
+    /// Returns the blocks that lie completely in a range; may be empty.
     fn inner(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start.next_multiple_of(self.block);
         start..(range.end & !(self.block - 1)).max(start)
     }
 
-    /// Ask for the range that a part of blocks changes, if it does.
+    /// Acquires the range lock of an unaligned request, if it changes data, and starts the request.
     #[cold]
     fn begin(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
@@ -167,7 +166,7 @@ impl ByteChannel {
         }
     }
 
-    /// What the request changes is its own now.
+    /// Starts a request that holds its range lock.
     fn start(&mut self, cx: &mut Cx, id: RequestId) {
         if self.is_whole(&cx.slab[id]) {
             return self.below.submit(cx, id);
@@ -192,7 +191,7 @@ impl ByteChannel {
         }
     }
 
-    /// Everything that was done may lead to more.
+    /// Processes everything that has completed since `mark`, until that completes nothing more.
     #[inline]
     fn settle(&mut self, cx: &mut Cx, mut mark: Mark) {
         loop {
@@ -252,7 +251,7 @@ impl Channel for ByteChannel {
         self.settle(cx, mark);
     }
 
-    /// What waits here waits for I/O under way only.
+    /// Only passes the call on: requests that wait here wait for I/O in progress, not for time.
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         let mark = cx.mark();
         self.below.drain(cx, source);

@@ -1,4 +1,4 @@
-//! The engines: three ways for a worker to do I/O and to sleep.
+//! I/O engines: three ways for a worker to do I/O and to sleep.
 
 mod aio;
 mod epoll;
@@ -24,7 +24,7 @@ use std::io;
 use std::str::FromStr;
 use std::sync::Once;
 
-/// Which engine a worker uses, by the names that QEMU users know.
+/// The engine of a worker, named as in QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EngineKind {
     #[default]
@@ -65,23 +65,24 @@ impl FromStr for EngineKind {
     }
 }
 
-/// For how many disks an engine is.
+/// Number of disks that share an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// One disk's worker has it to itself.
+    /// One disk's worker uses the engine alone.
     One,
-    /// A pool's thread has it for those of many.
+    /// A pool's thread uses the engine for the workers of many disks.
     Many,
 }
 
-/// Make an engine for one worker, on the thread that will use it. Where io_uring is not
-/// permitted (by a container's seccomp filter or kernel.io_uring_disabled) a
+/// Makes an engine for the worker of one disk, on the thread that will use it.
+///
+/// Where io_uring is not permitted (by a container's seccomp filter or kernel.io_uring_disabled), a
 /// pool of threads takes its place, with a warning.
 pub fn engine(kind: EngineKind) -> io::Result<Box<dyn Engine>> {
     engine_for(kind, Users::One)
 }
 
-/// The same, for one or many.
+/// Makes an engine as [`engine`](fn@engine) does, for the workers of one or of many disks.
 pub fn engine_for(kind: EngineKind, users: Users) -> io::Result<Box<dyn Engine>> {
     match kind {
         EngineKind::IoUring => match IoUring::new(users) {
@@ -110,9 +111,9 @@ fn is_forbidden(error: &io::Error) -> bool {
     )
 }
 
-/// The `mode` of an [`IoKind::Allocate`](fathom_core::IoKind) that discards a
-/// range of a block device (BLKDISCARD): reads may give anything afterwards.
-/// fallocate(2) knew this mode before Linux 6.12.
+/// The `mode` of an [`IoKind::Allocate`](fathom_core::IoKind) that discards a range of a block
+/// device (BLKDISCARD). Afterwards reads of the range may return any data. fallocate(2) itself had
+/// this mode before Linux 6.12.
 pub const DEVICE_DISCARD: i32 =
     libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE | FALLOC_FL_NO_HIDE_STALE;
 

@@ -38,17 +38,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Where written data may rest, by the names that QEMU users know.
+/// Where written data may be cached, named as in QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Cache {
     /// The host's page cache is bypassed (O_DIRECT); the guest flushes the
     /// device's own write cache.
     #[default]
     None,
-    /// In the host's page cache until the guest flushes.
-    /// (Live migration between hosts needs `None`: each has its own.)
+    /// Data stays in the host's page cache until the guest flushes. (Live migration between hosts
+    /// needs `None`: each host has its own page cache.)
     Writeback,
-    /// Nowhere: a write is durable when it completes.
+    /// Nothing is cached: a write is durable when it completes.
     Writethrough,
 }
 
@@ -82,46 +82,48 @@ impl FromStr for Cache {
     }
 }
 
-/// What becomes of an image to be written whose [mark](superseded) says that a newer image has superseded it.
+/// What to do with an image opened for writing whose [mark](superseded) says that a newer image has
+/// superseded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OnSuperseded {
-    /// The image is opened, and keeps its mark: whoever opens it decides.
+    /// Opens the image and keeps its mark; the caller decides.
     #[default]
     Ignore,
-    /// The image is not opened.
+    /// Refuses to open the image.
     Refuse,
-    /// The mark is removed when the image is taken into use.
+    /// Removes the mark when the image is activated.
     Take,
 }
 
-/// How to open a file.
+/// Options for opening a file.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     pub cache: Cache,
     pub read_only: bool,
-    /// Read an image that others have locked for writing. Needs `read_only`.
+    /// Whether to read an image that others have locked for writing. Needs `read_only`.
     pub force_share: bool,
-    /// While another process has the image, it can be opened, but not used:
-    /// for servers, to which others hand it over. Who is not patient is
-    /// refused at once.
+    /// Whether the image can be opened, but not used, while another process holds it. For servers
+    /// to which another process hands the image over. Otherwise opening such an image fails at
+    /// once.
     pub patient: bool,
-    /// That somebody has it when it is opened is no news: it is whom it comes from.
+    /// Whether a holder at the time of opening is expected: the predecessor of this process.
     pub succeeds: bool,
-    /// Once it is in use it stays locked until it is closed.
+    /// Whether the image, once in use, stays locked until it is closed.
     pub keeps_lock: bool,
-    /// What becomes of an image to be written that a newer one has superseded.
+    /// What to do when the image is opened for writing, but a newer image has superseded it.
     pub superseded: OnSuperseded,
-    /// The engine that the disk's workers will use.
+    /// Engine of the disk's workers.
     pub engine: EngineKind,
-    /// How many they are. More can use it, but those wait for each other's flushes.
+    /// Number of the disk's workers. More can use the disk, but those wait for each other's
+    /// flushes.
     pub workers: usize,
     /// Whether the guest may discard.
     pub discard: bool,
-    /// The file holds an image of a format of its own: what lies beyond its
-    /// end reads as zeroes, and a write there makes it longer.
+    /// Whether the file holds an image of a format such as qcow2: bytes beyond its end read as
+    /// zeroes, and a write there makes it longer.
     pub growable: bool,
-    /// Treat the file as if O_DIRECT needed this alignment; for tests on
-    /// hosts whose devices have smaller blocks. A power of two.
+    /// Smallest block size in bytes to assume for O_DIRECT, a power of two. For tests on hosts
+    /// whose devices have smaller blocks.
     pub min_direct_block: Option<u32>,
 }
 
@@ -153,11 +155,11 @@ impl FileOptions {
     }
 }
 
-/// Asked about bytes of a growable file that a read wants and that lie behind the file's end: whether they read as
-/// zeroes. False: the read fails, and the guard has logged why.
+/// Decides whether bytes that a read wants beyond the end of a growable file read as zeroes. If it
+/// returns false, the read fails, and the guard has logged the reason.
 pub type EndGuard = Arc<dyn Fn(Range<u64>) -> bool + Send + Sync>;
 
-/// What kind of thing is served.
+/// Type of the file that is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Regular,
@@ -169,16 +171,17 @@ pub struct FileDisk {
     shared: Arc<Shared>,
 }
 
-/// The file as it was at the ends of its use.
+/// Attributes of the file when it was last taken into use and last left.
 #[derive(Default)]
 struct Seen {
     taken: Option<Metadata>,
     left: Option<Metadata>,
-    /// So often others may have changed it between the two.
+    /// Number of times others may have changed the file between `left` and `taken`.
     changes: u64,
 }
 
-/// A file tells whether it was changed; a device does not.
+/// Returns whether a file is unchanged. A block device never counts as unchanged: its attributes do
+/// not show changes.
 fn is_unchanged(left: Option<&Metadata>, taken: Option<&Metadata>) -> bool {
     let state = |seen: &Metadata| {
         let modified = (seen.mtime(), seen.mtime_nsec());
@@ -189,80 +192,80 @@ fn is_unchanged(left: Option<&Metadata>, taken: Option<&Metadata>) -> bool {
     left.is_some() && left == taken
 }
 
-/// Time between two looks at flushes of other workers.
+/// Interval at which to check whether other workers' flushes have ended.
 const LOOK_AT_FLUSHES: Duration = Duration::from_micros(50);
 
-/// What the disk and all its channels know.
+/// State shared by the disk and all its channels.
 struct Shared {
     path: PathBuf,
     file: File,
     kind: Kind,
     id: FileId,
     options: FileOptions,
-    /// What O_DIRECT demands of addresses: 1 where it is not used.
+    /// Address alignment in bytes that O_DIRECT demands; 1 without O_DIRECT.
     address_align: u32,
     physical_block_size: u32,
     optimal_io_size: u32,
-    /// Data lives in memory: small requests are served without the engine.
+    /// Whether the file is in a memory file system: small requests are served without the engine.
     in_memory: bool,
-    /// The disk's size.
+    /// The disk's size in bytes.
     size: AtomicU64,
-    /// The file's, which need not be a multiple of 512.
+    /// The file's length in bytes, which need not be a multiple of 512.
     file_len: AtomicU64,
-    /// By `file`.
+    /// Flushes through `file`.
     flushes: Arc<Flushes>,
-    /// For workers, if there are several.
+    /// The file opened again for each worker, if there are several workers.
     own_files: Vec<OwnFile>,
     told_end: ToldEnd,
     seen: Mutex<Seen>,
     planner: Planner,
     ranges: Arc<Ranges>,
-    /// Requests whose buffers or ranges direct I/O did not take as they were.
+    /// Number of requests whose buffers or ranges direct I/O did not accept as they were.
     bounced: AtomicU64,
-    /// A write of a whole block has made the file longer than the disk.
+    /// Whether a write of a whole block has made the file longer than the disk.
     padded: AtomicBool,
-    /// The path led to the file when it was opened.
+    /// Whether the path led to the file when it was opened.
     named: bool,
-    /// The file's mark was made by this disk, for a switch to another image.
+    /// Whether this disk has marked the file as superseded, for a switch to another image.
     has_marked: AtomicBool,
-    /// None: a growable file may end anywhere.
+    /// Checks the end of a growable file. None: the file may end anywhere.
     end_guard: Mutex<Option<EndGuard>>,
 }
 
 impl FileDisk {
-    /// Open an image. The error is one line that says what to do.
+    /// Opens an image. The error is one line that says what to do.
     pub fn open(path: &Path, options: FileOptions) -> Result<FileDisk, DiskError> {
         let shared = Arc::new(open::open(path, options)?);
         Ok(FileDisk { shared })
     }
 
-    /// Use a file that is open, for reading and, unless `read_only`, writing.
-    /// `path` is its name in messages.
+    /// Makes a disk of an open file, which must be open for reading and, unless `read_only`, for
+    /// writing. `path` is its name in messages.
     pub fn from_file(path: &Path, file: File, options: FileOptions) -> Result<FileDisk, DiskError> {
         let shared = Arc::new(open::examine(path, file, options)?);
         Ok(FileDisk { shared })
     }
 
-    /// The same file once more, by the page cache in any mode: for reading and
-    /// changing an image's metadata while no request is in flight.
+    /// Opens the same file again, through the page cache in any mode. For reading and changing an
+    /// image's metadata while no request is in flight.
     pub fn reopen(&self) -> Result<File, DiskError> {
         let shared = &*self.shared;
         gate::open_again(&shared.file, !shared.options.read_only)
             .map_err(|error| shared.error("cannot open the file again", error))
     }
 
-    /// Identity of the file, for as long as it is open.
+    /// Returns the identity of the file, valid while the file is open.
     pub fn id(&self) -> &FileId {
         &self.shared.id
     }
 
-    /// How many requests direct I/O did not take as they were: through a
-    /// buffer, or for a part of a block.
+    /// Returns the number of requests that direct I/O did not accept as they were, because they
+    /// needed a buffer or changed a block partly.
     pub fn bounced(&self) -> u64 {
         self.shared.bounced.load(Ordering::Relaxed)
     }
 
-    /// Who has the image locked in a way that it cannot be used here now.
+    /// Returns the process whose lock on the image conflicts with use here now.
     pub fn holder(&self) -> Option<String> {
         let shared = &*self.shared;
         match lock::check(&shared.path, &shared.file, shared.options.lock_use()) {
@@ -271,34 +274,36 @@ impl FileDisk {
         }
     }
 
-    /// Has the kernel write what it has of the file by now; may block. What fails is told to those
-    /// whose flush comes next.
+    /// Makes the kernel write the file's cached data now; may block. An error is reported to the
+    /// next flush.
     pub fn flush_early(&self) {
-        // It is remembered.
+        // The failure is remembered in `flushes`.
         let _ = self.shared.flush();
     }
 
-    /// Whether writes were lost that a flush has not made durable.
+    /// Returns whether writes were lost before a flush made them durable.
     pub fn flush_has_failed(&self) -> bool {
         self.shared.flushes.have_failed()
     }
 
-    /// How the file was when it became this process's, after whoever had it before.
+    /// Returns the file's attributes when this process last activated it.
     pub fn when_taken(&self) -> Option<Metadata> {
         self.shared.seen().taken.clone()
     }
 
-    /// How it was left, before anybody else could have it.
+    /// Returns the file's attributes when it was last deactivated, before another process could
+    /// lock it.
     pub fn when_left(&self) -> Option<Metadata> {
         self.shared.seen().left.clone()
     }
 
-    /// How often others may have changed it between its being left here and taken again, the first time included.
+    /// Returns how often others may have changed the file between deactivation and activation,
+    /// including before the first activation.
     pub fn changes_by_others(&self) -> u64 {
         self.shared.seen().changes
     }
 
-    /// Who knows, from now on, where a growable file may end.
+    /// Sets the guard that decides where a growable file may end.
     pub fn guard_end(&self, guard: EndGuard) {
         let mut place = self.shared.end_guard();
         *place = Some(guard);
@@ -372,7 +377,8 @@ impl Disk for FileDisk {
 }
 
 impl Drop for Shared {
-    /// A lock would else last until the kernel has done away with the workers' rings.
+    /// Releases the lock, which would otherwise last until the kernel has destroyed the workers'
+    /// rings.
     fn drop(&mut self) {
         if self.options.keeps_lock {
             lock::release(&self.path, &self.file);
@@ -390,8 +396,8 @@ impl Shared {
         guard.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says if the file that is served is not the one that is found by its name
-    /// any more. It is served on: nobody else has the guest's data.
+    /// Warns if the path no longer leads to the file that is served. The open file is still served:
+    /// it alone has the guest's data.
     fn look_at_name(&self) {
         if !self.named || open::is_named(&self.path, &self.file) {
             return;
@@ -407,7 +413,7 @@ impl Shared {
         );
     }
 
-    /// Whether these bytes, which a read has found missing, read as zeroes.
+    /// Returns whether bytes that a read has found beyond the end of the file read as zeroes.
     #[cold]
     fn may_miss(&self, missing: Range<u64>) -> bool {
         if self.ends_within_sector(missing.start) {
@@ -417,7 +423,8 @@ impl Shared {
         self.options.growable && guard.is_none_or(|guard| guard(missing))
     }
 
-    /// Whether the file was opened for reading with an end at `at`, within the disk's last sector.
+    /// Returns whether the file was opened read-only and ends at or before `at`, within the disk's
+    /// last sector.
     fn ends_within_sector(&self, at: u64) -> bool {
         let (len, size) = (&self.file_len, &self.size);
         let (len, size) = (len.load(Ordering::Relaxed), size.load(Ordering::Relaxed));
@@ -425,7 +432,7 @@ impl Shared {
         self.options.read_only && is_last_sector && at >= len
     }
 
-    /// Everything written is durable, and the file as long as it was.
+    /// Truncates the file to its length and makes all writes durable.
     fn write_back(&self) -> Result<(), DiskError> {
         if self.options.read_only {
             return Ok(());
@@ -435,13 +442,14 @@ impl Shared {
         self.flush()
     }
 
-    /// Makes durable what has been written; blocks.
+    /// Makes all completed writes durable; blocks.
     fn flush(&self) -> Result<(), DiskError> {
         self.sync(File::sync_data)
             .map_err(|error| self.error("cannot flush", error))
     }
 
-    /// Calls fsync(2) or fdatasync(2). Fails if writes were lost, whomever the kernel has told so.
+    /// Calls fsync(2) or fdatasync(2). Fails if writes were lost, even if the kernel reported that
+    /// through another open file.
     fn sync(&self, call: fn(&File) -> io::Result<()>) -> io::Result<()> {
         let lost = || Err(io::Error::from_raw_os_error(libc::EIO));
         if self.flushes.have_failed() {
@@ -469,13 +477,14 @@ impl Shared {
         }
     }
 
-    /// Whether writes rest in the host's page cache, which the kernel can lose.
+    /// Returns whether writes stay in the host's page cache, whose write-back can fail.
     fn is_cached(&self) -> bool {
         self.options.cache != Cache::None
     }
 
-    /// Others may have added something, which is not to be cut off. (What a server that was killed has added to the last
-    /// block is.)
+    /// Updates the file's length if another process has lengthened the file beyond its last block,
+    /// so that `trim` does not cut that off. An extension within the last block is padding of a
+    /// server that was killed.
     fn take_in_length(&self, len: u64) {
         let before = self.file_len.load(Ordering::Relaxed);
         let block = u64::from(self.physical_block_size);
@@ -484,7 +493,7 @@ impl Shared {
         }
     }
 
-    /// Take back what writing the last block has added.
+    /// Truncates the padding that writes of the whole last block have added.
     fn trim(&self) -> io::Result<()> {
         if self.padded.swap(false, Ordering::Relaxed) && self.kind == Kind::Regular {
             self.file.set_len(self.file_len.load(Ordering::Relaxed))?;
@@ -512,9 +521,9 @@ fn lock_error(path: &Path, error: LockError, writes: bool) -> DiskError {
     }
 }
 
-/// The longest discard in one request: a file system frees extents quickly.
+/// Maximum length of a discard request in bytes; file systems free extents quickly.
 const MAX_DISCARD: u64 = 1 << 30;
 
-/// The longest write zeroes in one request: where the storage cannot do it by
-/// itself, this much is written.
+/// Maximum length of a write-zeroes request in bytes. If the storage cannot zero ranges itself, so
+/// many zeroes are written.
 const MAX_WRITE_ZEROES: u64 = 64 << 20;

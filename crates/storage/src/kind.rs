@@ -1,4 +1,4 @@
-//! What a kind of storage is.
+//! Kinds of storage, and the options and results of opening a disk.
 
 use crate::cached::CacheTerms;
 use crate::engine::EngineKind;
@@ -11,51 +11,52 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A kind of storage: what users are told of it, and how its disks are found.
+/// A kind of storage: its description for users, and how its disks are parsed and opened.
 #[derive(Debug)]
 pub struct Kind {
     pub name: &'static str,
-    /// How its disks are written; several ways are separated by commas.
+    /// Syntax of its disks' locations; alternatives are separated by commas.
     pub form: &'static str,
-    /// One line.
+    /// One-line description.
     pub what: &'static str,
-    /// What its disks begin with: `memory:`, `nbd://`; none: a path.
+    /// Prefixes of its disks' locations: `memory:`, `nbd://`. Empty for paths.
     pub prefixes: &'static [&'static str],
-    /// Images of formats can be in its disks.
+    /// Whether its disks can hold images of a format such as qcow2.
     pub images: bool,
-    /// A library makes its connections, in the process that has the disk.
+    /// Whether a library makes its network connections, in the process that serves the disk.
     pub network: bool,
-    /// Others use its disks, too, who are kept away while one is in use here.
+    /// Whether its disks are locked against other users while they are in use here.
     pub locks: bool,
-    /// Which of the options that not every kind takes it does take.
+    /// Names of the kind-specific options that this kind accepts.
     pub options: &'static [&'static str],
     pub(crate) parse: fn(&OsStr) -> Result<Arc<dyn Place>, String>,
 }
 
 impl Kind {
-    /// Whether this option, by its name on the command line, is for it.
+    /// Returns whether the kind accepts the option with this name on the command line.
     pub fn takes(&self, option: &str) -> bool {
         self.options.contains(&option)
     }
 }
 
-/// Where a disk's bytes are: what a [`Kind`] makes of a text, which [`fmt::Display`] gives back.
+/// The place of a disk's bytes. A [`Kind`] parses it from text, and [`fmt::Display`] writes that
+/// text.
 pub(crate) trait Place: fmt::Display + Send + Sync {
-    /// Opens it; may block.
+    /// Opens the disk; may block.
     fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError>;
 
-    /// Makes it, of no bytes, unless it is there: then the answer is false. May block. (Files are made by whoever
-    /// knows what is to become of their names.)
+    /// Creates it with a length of 0, and returns whether it did; false if it exists already. May
+    /// block. (Files are created by callers, which decide on their names.)
     fn create(&self) -> Result<bool, DiskError> {
         Err(self.cannot_be_made())
     }
 
-    /// Removes it, once it is closed; may block.
+    /// Removes it after it has been closed; may block.
     fn remove(&self) -> Result<(), DiskError> {
         Err(self.cannot_be_made())
     }
 
-    /// Of kinds whose disks are others' to make.
+    /// Returns the error of kinds whose disks cannot be created or removed by Fathom.
     fn cannot_be_made(&self) -> DiskError {
         DiskError::Unusable {
             path: self.to_string().into(),
@@ -63,94 +64,99 @@ pub(crate) trait Place: fmt::Display + Send + Sync {
         }
     }
 
-    /// The file, of those that are in one.
+    /// Returns the path of the file, if the disk is in one.
     fn path(&self) -> Option<&Path> {
         None
     }
 
-    /// Where a base image comes from, of those that are kept on this host.
+    /// Returns the location from which a base image is fetched, for images cached on this host.
     fn remote(&self) -> Option<&str> {
         None
     }
 
-    /// The directory of files that say how it is reached, if it names some.
+    /// Returns the directory of its connection settings files, if the location names one.
     fn settings_dir(&self) -> Option<&Path> {
         None
     }
 
-    /// What an image that is in it may call `name`: a backing file, say. None: nothing.
+    /// Resolves `name`, such as a backing file name stored in the image, relative to this place.
+    /// None: such names are not allowed.
     fn beside(&self, _name: &str) -> Option<Arc<dyn Place>> {
         None
     }
 
-    /// The same, of another size in bytes, if its size is a part of how it is written.
+    /// Returns the place with another size in bytes, if the size is a part of its text.
     fn with_size(&self, _size: u64) -> Option<Arc<dyn Place>> {
         None
     }
 }
 
-/// What all kinds are told; each goes by what concerns it.
+/// Options for opening a disk of any kind. Each kind uses those that concern it.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     pub cache: Cache,
     pub read_only: bool,
-    /// The guest may discard.
+    /// Whether the guest may discard.
     pub discard: bool,
-    /// It holds an image of a format of its own: what lies beyond its end reads as zeroes, and a write there
-    /// makes it longer, if its kind can.
+    /// The disk holds an image of a format such as qcow2: bytes beyond its end read as zeroes, and
+    /// a write there makes it longer, if its kind supports that.
     pub growable: bool,
-    /// Read an image that others may be writing. Needs `read_only`.
+    /// Whether to read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
-    /// While others have it, it can be opened, but not used: for servers, to which they hand it over.
+    /// Whether to open the disk, without using it, while another process holds it. For servers to
+    /// which another process hands the disk over.
     pub patient: bool,
-    /// Who has it is whom it comes from.
+    /// Whether the current holder of the disk is the predecessor from which the disk is taken over.
     pub succeeds: bool,
-    /// Once it is in use nobody else gets it before it is closed, even if it is not in use any more.
+    /// Whether, once in use, the disk stays locked until it is closed, even after it is
+    /// deactivated.
     pub keeps_lock: bool,
-    /// What becomes of an image to be written that a newer one has superseded.
+    /// What to do when the image is opened for writing, but a newer image has superseded it.
     pub superseded: OnSuperseded,
-    /// The engine that the disk's workers will use.
+    /// Engine of the disk's workers.
     pub engine: EngineKind,
-    /// How many they are.
+    /// Number of the disk's workers.
     pub workers: usize,
-    /// How long an NBD server may say nothing of a request; `None`: the default.
+    /// Time an NBD server may take to reply to a request; `None`: the default.
     pub server_timeout: Option<Timeout>,
-    /// How long requests wait for an NBD server that is away; `None`: the default.
+    /// Time for which requests wait for a disconnected NBD server; `None`: the default.
     pub server_reconnect: Option<Timeout>,
-    /// Whether the connections to an NBD server are made again when they are lost. What a server has under the same
-    /// name later may be something else: the next backup of a disk, for example.
+    /// Whether lost connections to an NBD server are re-established. An export that reappears under
+    /// the same name may be another one: the next backup of a disk, for example.
     pub server_is_sought: bool,
-    /// Connections of each worker to an NBD server; `None`: the default.
+    /// Number of connections of each worker to an NBD server; `None`: the default.
     pub server_connections: Option<u8>,
-    /// How base images are kept on this host.
+    /// How base images are cached on this host.
     pub base: CacheTerms,
-    /// What the disk before it has lent, as [`PART`].
+    /// State handed over by the disk's predecessor; this crate's part of it is named [`PART`].
     pub legacy: Legacy,
 }
 
-/// What a storage is called among a disk's parts.
+/// Name of the storage among the parts of a disk's handover state.
 pub const PART: &str = "storage";
 
 /// An open disk.
 pub struct Opened {
     pub disk: Arc<dyn Disk>,
-    /// The same, if it is a file.
+    /// The disk as a file, if it is one.
     pub file: Option<Arc<FileDisk>>,
-    /// The same, if it has something to leave.
+    /// The disk as a part with handover state, if it has any.
     pub part: Option<Arc<dyn Part>>,
-    /// The same, for whoever waits, if images can be in it and it is no file.
+    /// The disk as an image file with blocking access, if it can hold images and is not a file.
     pub bytes: Option<Arc<dyn ImageFile>>,
-    /// With `bytes`: what tells it from all others of its kind, however it is called.
+    /// Set with `bytes`: a name that identifies the disk among all of its kind, however its
+    /// location is written.
     pub identity: Option<String>,
-    /// Gives the disk up, if that is possible while its storage does not answer.
+    /// Abandons the disk, if the kind can do so while its storage does not respond.
     pub halt: Option<Halt>,
 }
 
-/// Gives a disk up: all of its requests fail soon, now and later, and no server is looked for. Does not wait.
+/// Abandons a disk: all pending and later requests fail soon, and no reconnection is tried. Does
+/// not block.
 pub type Halt = Arc<dyn Fn() + Send + Sync>;
 
 impl Opened {
-    /// A disk that is in no file.
+    /// Wraps a disk that has neither a file nor any other optional capability.
     pub(crate) fn new(disk: impl Disk + 'static) -> Opened {
         Opened {
             disk: Arc::new(disk),
@@ -163,7 +169,7 @@ impl Opened {
     }
 }
 
-/// A disk that is nothing but its size: of kinds that are written like `memory:4G`.
+/// The place of a disk that is defined by its size alone, such as `memory:4G`.
 pub(crate) struct OfSize {
     prefix: &'static str,
     size: u64,

@@ -1,4 +1,4 @@
-//! The kinds of storage that there are, and where a disk's bytes are as users write it.
+//! The list of storage kinds, and the locations of disks as users write them.
 
 use crate::kind::{Kind, OpenOptions, Opened, Place};
 use crate::{cached, file, memory, nbd, null, rbd};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// One line a kind. The first is that of a text that is none of the others'.
+/// All kinds of storage. The first, files, is the kind of texts that match no prefix of another.
 pub static KINDS: &[&Kind] = &[
     &file::KIND,
     &memory::KIND,
@@ -19,7 +19,7 @@ pub static KINDS: &[&Kind] = &[
     &cached::KIND,
 ];
 
-/// Where a disk's bytes are: a path, `memory:SIZE`, an NBD URI and so on, as [`KINDS`] say.
+/// Location of a disk: a path, `memory:SIZE`, an NBD URI and so on, in the syntax of [`KINDS`].
 #[derive(Clone)]
 pub struct Location {
     kind: &'static Kind,
@@ -27,8 +27,8 @@ pub struct Location {
 }
 
 impl Location {
-    /// A file of that name begins with `./`, if it looks like something else. The error is one line
-    /// for the user.
+    /// Parses a location. A file whose name looks like another kind's location is written with `./`
+    /// in front. The error is one line for the user.
     pub fn parse(text: &OsStr) -> Result<Location, String> {
         let known = text.to_str().unwrap_or_default();
         let begins =
@@ -48,7 +48,7 @@ impl Location {
         Ok(Location { kind, place })
     }
 
-    /// A file or block device, whatever its name looks like.
+    /// Returns the location of a file or block device, whatever its name looks like.
     pub fn file(path: impl Into<PathBuf>) -> Location {
         Location {
             kind: &file::KIND,
@@ -60,55 +60,56 @@ impl Location {
         self.kind
     }
 
-    /// The file, of those that are in one.
+    /// Returns the path of the file, if the disk is in one.
     pub fn path(&self) -> Option<&Path> {
         self.place.path()
     }
 
-    /// What it is called in messages: the file's path, or what users write.
+    /// Returns the name for messages: the file's path, or the location as users write it.
     pub fn name(&self) -> PathBuf {
         self.path()
             .map_or_else(|| self.to_string().into(), Path::to_owned)
     }
 
-    /// A base image that comes from there, and is kept on this host.
+    /// Returns the location of the base image at `remote`, cached on this host.
     pub fn cached(remote: &str) -> Result<Location, String> {
         Location::parse(format!("cached:{remote}").as_ref())
     }
 
-    /// Where it comes from, of those.
+    /// Returns the location from which a cached base image is fetched, if this is one.
     pub fn remote(&self) -> Option<&str> {
         self.place.remote()
     }
 
-    /// The directory of files that say how it is reached, if it names some.
+    /// Returns the directory of its connection settings files, if the location names one.
     pub fn settings_dir(&self) -> Option<&Path> {
         self.place.settings_dir()
     }
 
-    /// What an image that is in it may call `name`, if it may.
+    /// Resolves `name`, such as a backing file name stored in the image, if such names are allowed.
     pub fn beside(&self, name: &str) -> Option<Location> {
         let place = self.place.beside(name)?;
         Some(Location { place, ..*self })
     }
 
-    /// The same, of another size in bytes, if its size is a part of how it is written.
+    /// Returns the location with another size in bytes, if the size is a part of its text.
     pub fn with_size(&self, size: u64) -> Option<Location> {
         let place = self.place.with_size(size)?;
         Some(Location { place, ..*self })
     }
 
-    /// Opens it; may block. The error is one line for the user.
+    /// Opens the disk; may block. The error is one line for the user.
     pub fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
         self.place.open(options)
     }
 
-    /// Makes it, of no bytes, if it is in no file and its kind can be made; false: it is there. May block.
+    /// Creates the disk with a length of 0, if it is not a file and its kind can be created.
+    /// Returns false if it exists already. May block.
     pub fn create(&self) -> Result<bool, DiskError> {
         self.place.create()
     }
 
-    /// Removes what was made so, once it is closed; may block.
+    /// Removes a disk that [`Location::create`] made, after it has been closed; may block.
     pub fn remove(&self) -> Result<(), DiskError> {
         self.place.remove()
     }
@@ -122,7 +123,8 @@ impl FromStr for Location {
     }
 }
 
-/// As it is read (a file of a strange name is not).
+/// Writes the location in the syntax of [`Location::parse`], except for a file whose name looks
+/// like another kind's location.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.place.fmt(f)
@@ -143,7 +145,7 @@ impl PartialEq for Location {
 
 impl Eq for Location {}
 
-/// What URIs of disks begin with, for people.
+/// Returns the URI prefixes of all kinds, separated by commas, for messages.
 fn uris() -> String {
     let is_uri = |kind: &Kind, prefix: &str| prefix.ends_with("//") && kind.form.contains(prefix);
     let of = |kind: &'static Kind| kind.prefixes.iter().filter(|prefix| is_uri(kind, prefix));

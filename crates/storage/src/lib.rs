@@ -1,36 +1,34 @@
-//! How an image's bytes are reached: files, memory, nothing.
+//! Storage back-ends of disks: files, memory, NBD exports, Ceph images, cached base images.
 //!
 //! A [`Disk`](fathom_core::Disk) is one of
 //!
-//! - [`FileDisk`]: a regular file or a block device, by one of the three cache
-//!   modes ([`Cache`]), locked as QEMU locks images while it is active;
-//! - [`MemoryDisk`]: zeroes that can be written, gone with the process;
-//! - [`NbdDisk`]: an export of an NBD server, by connections of the workers'
-//!   own;
+//! - [`FileDisk`]: a regular file or a block device, in one of the three cache modes ([`Cache`]).
+//!   While active, it is locked as QEMU locks images;
+//! - [`MemoryDisk`]: memory of this process, which begins as zeroes and is lost when the process
+//!   ends;
+//! - [`NbdDisk`]: an export of an NBD server. Each worker has connections of its own;
 //! - [`RbdDisk`]: an image on Ceph;
-//! - a base image that comes to this host as it is needed ([`cached`]);
-//! - [`NullDisk`]: no data at all, what Fathom costs by itself.
+//! - a base image that is fetched to this host on demand ([`cached`]);
+//! - [`NullDisk`]: no data at all, which measures Fathom's own cost.
 //!
-//! Each is a [`Kind`] with a folder or file of its own and a line in [`KINDS`], by which a
-//! [`Location`], what users write, is understood and opened.
+//! Each back-end is a [`Kind`] with its own folder or file and an entry in [`KINDS`]. [`Location`]
+//! parses what users write and opens the disk of the matching kind.
 //!
-//! A worker reaches a file by an [`Engine`](fathom_core::Engine), which
-//! [`engine`](fn@engine) makes on the worker's thread: [`engine::IoUring`],
-//! [`engine::Native`] (Linux AIO) or [`engine::Threads`]. Memory and nothing
-//! need an engine only to sleep.
+//! A worker accesses a file through an [`Engine`](fathom_core::Engine), which [`engine`](fn@engine)
+//! creates on the worker's thread: [`engine::IoUring`], [`engine::Native`] (Linux AIO) or
+//! [`engine::Threads`]. Memory and null disks need an engine only to sleep.
 //!
-//! How a request to a file is served, in the order in which it is decided:
+//! A request to a file is served in the first of these ways that applies:
 //!
-//! 1. it is in tmpfs and at most 64 KiB long: at once, by a system call;
-//! 2. a read through the page cache, with an engine other than io_uring: at
-//!    once, if all of it is in the page cache;
-//! 3. its address, offset and length suit the file: one operation of the
-//!    engine, on the guest's memory;
-//! 4. otherwise in pieces: through an aligned buffer, as a read, a change and
-//!    a write of whole blocks, by fallocate(2), or by writing zeroes.
+//! 1. The file is in tmpfs and the request is at most 64 KiB long: at once, by a system call.
+//! 2. The request is a read through the page cache, with an engine other than io_uring: at once, if
+//!    the page cache holds all of it.
+//! 3. The request's address, offset and length suit the file: one operation of the engine, directly
+//!    on the guest's memory.
+//! 4. Otherwise in pieces: through an aligned buffer, as read-modify-write of whole blocks, by
+//!    fallocate(2), or by writing zeroes.
 //!
-//! Whatever moves less than it should is continued, and whatever fails is
-//! reported to the guest and in the log.
+//! Short transfers are continued. Failures are reported to the guest and logged.
 
 mod buffers;
 mod bytes;

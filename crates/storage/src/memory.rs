@@ -42,7 +42,7 @@ fn open(size: u64, lent: Option<Left>) -> Result<Opened, DiskError> {
     })
 }
 
-/// What a successor needs.
+/// Provides the memory to a successor, as the disk's handover state.
 struct Memory(Arc<Map>);
 
 impl Part for Memory {
@@ -51,13 +51,13 @@ impl Part for Memory {
     }
 }
 
-/// For storage to which no range is too long.
+/// Limits for storage that accepts ranges of any length.
 const ANY_RANGE: RangeLimits = RangeLimits {
     alignment: 4096,
     max_len: 1 << 40,
 };
 
-/// A disk of `size` bytes that is no file: nothing outlives the process.
+/// Returns the properties of a disk of `size` bytes whose data does not outlive the process.
 pub(crate) fn volatile(size: u64) -> DiskInfo {
     DiskInfo {
         size,
@@ -71,15 +71,15 @@ pub(crate) fn volatile(size: u64) -> DiskInfo {
     }
 }
 
-/// A disk that is gone with the process. Memory is taken when it is first
-/// written and given back by discards.
+/// A disk in memory, lost when the process ends. Pages are allocated by the first write and freed
+/// by discards.
 pub struct MemoryDisk {
     map: Arc<Map>,
 }
 
 impl MemoryDisk {
-    /// `size` in bytes; what exceeds a multiple of 512 is not shown. Fails
-    /// when there is no address space for it.
+    /// Makes a disk of `size` bytes, rounded down to a multiple of 512. Fails when the memory
+    /// cannot be mapped, or when the size is 0.
     pub fn new(size: u64) -> Result<MemoryDisk, DiskError> {
         let size = size & !511;
         if size == 0 {
@@ -92,7 +92,7 @@ impl MemoryDisk {
         Ok(MemoryDisk { map: Arc::new(map) })
     }
 
-    /// One whose memory another one has, too.
+    /// Makes a disk of the memory that a predecessor shares.
     fn of(lent: Left) -> Result<MemoryDisk, DiskError> {
         let map = Map::of(lent).map_err(|problem| DiskError::Unusable {
             path: PREFIX.into(),
@@ -133,7 +133,7 @@ impl Disk for MemoryDisk {
         if size < now {
             self.map.set_len(size);
             (to.settle)().inspect_err(|_| self.map.set_len(now))?;
-            // What comes back some day is new.
+            // Bytes that a later resize brings back must read as zeroes.
             self.map.clear(size..now);
         } else {
             self.map.grow(size).map_err(unmapped(size))?;
@@ -159,7 +159,7 @@ impl Channel for MemoryChannel {
         cx.enter(id, Stage::Map);
         cx.enter(id, Stage::Device);
         let done = self.map.serve(&cx.slab[id]);
-        // The next request of the batch starts at this tick, too.
+        // The next request of the batch begins at this tick.
         cx.tick();
         cx.complete(id, done.err().unwrap_or(0));
     }

@@ -1,20 +1,18 @@
-//! A disk that an NBD server has.
+//! A disk on an NBD server.
 //!
-//! - `endpoint` is the server, with which the client of `fathom-nbd` agrees on
-//!   an export, on a socket that `connect` has made;
-//! - `channel` is one worker's way to it, and makes commands of `requests`; on
-//!   each `connection` it sends (`sender`) and receives (`receiver`) through
-//!   the worker's engine, by TLS if it is `sealed`;
-//! - `table` knows the commands in flight, and `rules` what may be said of
-//!   them;
-//! - `links` knows which channel has connections, and `flushes` what is durable;
-//! - `unflushed` keeps what the server may yet lose, `recovery` finds it again
-//!   when it was lost, and `replay` writes that once more, whose `answers` it waits for;
-//! - `changes` asks a server of Fathom's what has changed since it was asked last.
+//! - `endpoint` is the server. The client of `fathom-nbd` negotiates an export with it, on a socket
+//!   that `connect` has opened;
+//! - `channel` is one worker's access to the export. It splits requests into the commands of
+//!   `requests`, and sends (`sender`) and receives (`receiver`) them on each `connection` through
+//!   the worker's engine, with TLS if the connection is `sealed`;
+//! - `table` has the commands in flight, and `rules` checks the replies to them;
+//! - `links` tracks which channels have connections, and `flushes` which writes are durable;
+//! - `unflushed` keeps the writes that the server may still lose, `recovery` reconnects after a
+//!   loss, and `replay` sends these writes again and waits for their `answers`;
+//! - `changes` asks a Fathom server which parts of a disk have changed since the last query.
 //!
-//! What a server says is checked before it is believed: whatever it sends, no
-//! byte goes anywhere but into the segments of a request that it answers. A
-//! connection on which it breaks the rules is closed.
+//! Everything that a server sends is checked. Received bytes go only into the segments of the
+//! request that they answer. A connection on which the server violates the protocol is closed.
 //!
 //! # Requests
 //!
@@ -72,41 +70,42 @@ use shared::Shared;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A server that prefers larger blocks does not write them in one piece.
+/// Upper limit of the physical block size in bytes. A server that prefers larger blocks does not
+/// write them atomically.
 const MAX_PHYSICAL: u32 = 64 << 10;
 
-/// More connections of one worker are not needed for anything.
+/// Maximum number of connections of one worker.
 pub const MAX_CONNECTIONS: usize = 16;
 
-/// Time that requests wait for a server that is away, unless something else is asked for.
+/// Default time for which requests wait for a disconnected server.
 const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
 
-/// How to use an export.
+/// Options for using an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdOptions {
     pub read_only: bool,
     /// Whether the guest may discard.
     pub discard: bool,
-    /// A write is durable when it completes.
+    /// Whether every write is durable when it completes.
     pub writethrough: bool,
-    /// For connecting and the handshake.
+    /// Timeout for connecting and the handshake.
     pub connect_timeout: Duration,
-    /// A server that says nothing of a request for so long is taken for dead.
-    /// None: wait for ever.
+    /// Time after which a server that does not reply to a request counts as dead. None: requests
+    /// wait forever.
     pub timeout: Option<Duration>,
-    /// Time that requests wait for a server that is away before they fail. None: a lost connection is not made again,
-    /// and every request fails from then on.
+    /// Time for which requests wait for a disconnected server before they fail. None: a lost
+    /// connection is not re-established, and every request fails from then on.
     pub reconnect: Option<Duration>,
-    /// Connections of each worker, 1 to [`MAX_CONNECTIONS`].
+    /// Number of connections of each worker, 1 to [`MAX_CONNECTIONS`].
     pub connections: usize,
-    /// What parts of the disk are is not whether they hold data, but whether this dirty bitmap, which the
-    /// server must have, marks them: what it marks is data, all else is a hole, whatever can be read there.
-    /// Nobody may copy the disk who does not know.
+    /// Dirty bitmap that replaces the allocation status; the server must have it. Marked ranges are
+    /// reported as data and all others as holes, even if data can be read there. Do not use such a
+    /// disk as the source of an ordinary copy.
     pub dirty_bitmap: Option<String>,
 }
 
 impl NbdOptions {
-    /// The metadata context that goes with it.
+    /// Returns the metadata context to negotiate.
     fn context(&self) -> String {
         match &self.dirty_bitmap {
             Some(bitmap) => format!("{DIRTY_BITMAP}{bitmap}"),
@@ -132,32 +131,32 @@ impl Default for NbdOptions {
 
 /// An export of an NBD server.
 ///
-/// Each worker's channel has connections of its own. A server that does not
-/// offer NBD_FLAG_CAN_MULTI_CONN serves one worker, with one connection, only.
+/// Each worker's channel has connections of its own. A server without NBD_FLAG_CAN_MULTI_CONN
+/// serves only one worker, with one connection.
 ///
-/// When a connection fails, all are given up, and the server is looked for
-/// again, if [`NbdOptions::reconnect`] allows that. Requests wait meanwhile, those
-/// in flight, too, and fail with EIO after that time. What the server had confirmed, and not flushed, is
-/// kept here and written again before anything else is.
+/// When a connection fails, all connections are closed, and the disk reconnects if
+/// [`NbdOptions::reconnect`] allows it. Meanwhile requests wait, including those in flight, and
+/// fail with EIO after that time. Writes that the server had confirmed but not flushed are kept,
+/// and sent again before anything else.
 pub struct NbdDisk {
     shared: Arc<Shared>,
 }
 
 impl NbdDisk {
-    /// Connects and agrees with the server on the export, blocking. The error
-    /// is one line that says what to do.
+    /// Connects and negotiates the export; blocks. The error is one line that says what to do.
     pub fn connect(uri: &NbdUri, options: NbdOptions) -> Result<NbdDisk, DiskError> {
         debug_assert!((1..=MAX_CONNECTIONS).contains(&options.connections));
         let shared = Arc::new(Shared::connect(uri, options)?);
         Ok(NbdDisk { shared })
     }
 
-    /// What the server says of its export.
+    /// Returns the export as the server describes it.
     pub fn export(&self) -> &Export {
         &self.shared.export
     }
 
-    /// Returns what gives the disk up: its requests fail from then on, and its server is not looked for any more.
+    /// Returns the function that abandons the disk: its requests fail from then on, and no
+    /// reconnection is tried.
     pub fn halt(&self) -> Halt {
         let shared = Arc::downgrade(&self.shared);
         Arc::new(move || {
@@ -167,12 +166,12 @@ impl NbdDisk {
         })
     }
 
-    /// What to say when several workers want a disk whose server takes one.
+    /// Returns the error for several workers on a server that accepts one client connection.
     pub fn takes_one_only(&self) -> DiskError {
         self.shared.takes_one_only()
     }
 
-    /// Where the server is.
+    /// Returns the URI of the server and export.
     pub fn uri(&self) -> &NbdUri {
         self.shared.endpoint.uri()
     }

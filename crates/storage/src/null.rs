@@ -1,4 +1,4 @@
-//! A disk of nothing: what Fathom costs by itself.
+//! A disk without data, which measures Fathom's own cost.
 
 use crate::kind::{Kind, OfSize, Opened};
 use crate::memory::volatile;
@@ -21,15 +21,15 @@ pub(crate) const KIND: Kind = Kind {
     parse: |text| OfSize::parse(PREFIX, text, |size, _| Ok(Opened::new(NullDisk::new(size)))),
 };
 
-/// A disk that touches no data: reads leave their buffers as they are,
-/// writes go nowhere, everything completes at once.
+/// A disk that touches no data: reads leave their buffers as they are, writes are dropped, and
+/// every request completes at once.
 #[derive(Debug)]
 pub struct NullDisk {
     size: AtomicU64,
 }
 
 impl NullDisk {
-    /// `size` in bytes; what exceeds a multiple of 512 is not shown.
+    /// Makes a disk of `size` bytes, rounded down to a multiple of 512.
     pub fn new(size: u64) -> NullDisk {
         NullDisk {
             size: (size & !511).into(),

@@ -1,9 +1,8 @@
-//! Who may change what, while parts of blocks are read, changed and written
-//! back.
+//! Range locks, which protect read-modify-write of partial blocks.
 //!
-//! Changes of whole blocks, which are nearly all, only leave a note in their
-//! own channel. Who wants to change a part of a block asks every channel of
-//! the disk for those that are in its way, and from then on keeps others out.
+//! Changes of whole blocks, nearly all of them, are only noted in their own channel. A request that
+//! changes a block partly asks every other channel of the disk for conflicting changes in flight.
+//! From then on its lock keeps new conflicting changes waiting.
 
 use fathom_core::RequestId;
 use rustix::event::{EventfdFlags, eventfd};
@@ -13,21 +12,21 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A channel's number among those that share the locks.
+/// Index of a channel among those that share the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owner(usize);
 
-/// A lock on a range: held, or wanted.
+/// A range lock, held or waiting.
 #[derive(Debug)]
 struct Lock {
     owner: Owner,
     id: RequestId,
     range: Range<u64>,
-    /// It goes with no other: it writes back what it has read. Changes of
-    /// whole blocks go with each other (guests that race get either data).
+    /// Whether the lock excludes all others: its owner writes back bytes that it has read. Changes
+    /// of whole blocks do not exclude each other (guests that race get either data).
     exclusive: bool,
     held: bool,
-    /// Channels that have not told yet what they have in flight.
+    /// Number of channels that have not yet reported their changes in flight.
     asking: usize,
 }
 
@@ -41,13 +40,13 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// What others want of a channel.
+/// Messages from other channels to one channel.
 struct Mailbox {
-    /// Its requests whose locks have come.
+    /// Requests of this channel whose locks have been granted.
     granted: Vec<RequestId>,
-    /// Exclusive locks that want to know what it has in flight.
+    /// Exclusive locks whose owners ask for this channel's changes in flight.
     asked: Vec<(Owner, RequestId)>,
-    /// None: the channel is gone.
+    /// Eventfd that wakes the channel. None: the channel has been dropped.
     event: Option<Arc<OwnedFd>>,
 }
 
@@ -62,8 +61,8 @@ impl Mailbox {
 
 #[derive(Default)]
 struct Inner {
-    /// In the order in which they were asked for; nobody overtakes whom it
-    /// conflicts with, so nobody starves.
+    /// Locks in the order of their requests. No lock overtakes one that it conflicts with, so none
+    /// starves.
     locks: Vec<Lock>,
     mailboxes: Vec<Mailbox>,
     waiting: usize,
@@ -72,18 +71,18 @@ struct Inner {
 /// The range locks of one disk.
 #[derive(Default)]
 pub(crate) struct Ranges {
-    /// Exclusive locks, held and wanted. Changed with `inner` locked only.
+    /// Number of exclusive locks, held and waiting. Changed only while `inner` is locked.
     exclusive: AtomicUsize,
     inner: Mutex<Inner>,
 }
 
 impl Ranges {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Nothing in here panics half-way.
+        // Nothing panics half-way while the mutex is held, so its data is intact.
         self.inner.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// For a channel of the disk.
+    /// Registers a channel of the disk.
     pub(crate) fn turns(self: &Arc<Self>) -> io::Result<Turns> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let event = Arc::new(event);
@@ -103,29 +102,28 @@ impl Ranges {
     }
 }
 
-/// One channel's part in the range locks: whose turn it is.
+/// One channel's access to the range locks.
 pub(crate) struct Turns {
     ranges: Arc<Ranges>,
     owner: Owner,
     event: Arc<OwnedFd>,
-    /// Changes in flight of which the table of locks does not know, by
-    /// request.
+    /// Changes in flight that are not in the table of locks, by request.
     unlisted: Vec<Option<Range<u64>>>,
     granted: Vec<RequestId>,
 }
 
 impl Turns {
-    /// Signalled when there is something to [`Turns::look`] at.
+    /// Returns the eventfd that is signalled when [`Turns::look`] must be called.
     pub(crate) fn event(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 
-    /// Ask for a range of whole blocks. True: it is held now. False: it will
-    /// be granted. `exclusive`: only parts of it change.
+    /// Requests a lock on a range of whole blocks. Returns true if the lock is held now, false if
+    /// it will be granted later. `exclusive`: the request changes only parts of the range.
     #[inline]
     pub(crate) fn acquire(&mut self, id: RequestId, range: Range<u64>, exclusive: bool) -> bool {
-        // Another channel's exclusive lock that is not seen here yet waits
-        // for this channel to look, and then sees what is noted now.
+        // If another channel has just added an exclusive lock that this load does not see, that
+        // lock waits until this channel calls `look`, which then reports the change noted here.
         if !exclusive && self.ranges.exclusive.load(Ordering::Relaxed) == 0 {
             self.note(id, range);
             return true;
@@ -170,11 +168,11 @@ impl Turns {
         held
     }
 
-    /// Enter the changes in flight that overlap the range into the table.
+    /// Moves the changes in flight that overlap the range into the table of locks.
     fn list(&mut self, inner: &mut Inner, range: &Range<u64>) {
         for (index, entry) in self.unlisted.iter_mut().enumerate() {
             if let Some(range) = entry.take_if(|noted| overlap(noted, range)) {
-                // Before whoever waits for them.
+                // In front, so that they come before the locks that wait for them.
                 let lock = Lock {
                     owner: self.owner,
                     id: RequestId(index as u32),
@@ -188,7 +186,7 @@ impl Turns {
         }
     }
 
-    /// The change is over: give its range up and grant what waited for it.
+    /// Releases the lock of a completed change, and grants locks that waited for it.
     #[inline]
     pub(crate) fn release(&mut self, id: RequestId) {
         let noted = self.unlisted.get_mut(id.0 as usize);
@@ -202,7 +200,7 @@ impl Turns {
         let mut inner = self.ranges.inner();
         let mine = |lock: &Lock| lock.owner == self.owner && lock.id == id && lock.held;
         let Some(index) = inner.locks.iter().position(mine) else {
-            return; // it needed no lock
+            return; // a request that needed no lock
         };
         if inner.locks.remove(index).exclusive {
             self.ranges.exclusive.fetch_sub(1, Ordering::Relaxed);
@@ -212,8 +210,8 @@ impl Turns {
             .append(&mut inner.mailboxes[self.owner.0].granted);
     }
 
-    /// The event was signalled: tell who asks what is in flight, and hear
-    /// what has been granted.
+    /// Handles a signal of the event: reports changes in flight to channels that asked, and
+    /// collects locks that have been granted.
     pub(crate) fn look(&mut self) {
         let ranges = self.ranges.clone();
         let mut inner = ranges.inner();
@@ -227,7 +225,7 @@ impl Turns {
             .append(&mut inner.mailboxes[self.owner.0].granted);
     }
 
-    /// A request whose turn has come.
+    /// Returns a request whose lock has been granted.
     #[inline]
     pub(crate) fn next_granted(&mut self) -> Option<RequestId> {
         self.granted.pop()
@@ -235,7 +233,7 @@ impl Turns {
 }
 
 impl Drop for Turns {
-    /// Nothing is in flight: nobody need wait for an answer.
+    /// Answers pending questions: nothing is in flight in this channel any more.
     fn drop(&mut self) {
         self.unlisted.clear();
         self.look();
@@ -244,7 +242,7 @@ impl Drop for Turns {
 }
 
 impl Inner {
-    /// Ask the other channels what they have in flight; how many were asked.
+    /// Asks the other channels for their changes in flight; returns the number of channels asked.
     fn ask_others(&mut self, owner: Owner, id: RequestId) -> usize {
         let mut asked = 0;
         for (index, mailbox) in self.mailboxes.iter_mut().enumerate() {
@@ -257,7 +255,7 @@ impl Inner {
         asked
     }
 
-    /// One more channel tells that lock what it has in flight: of which range?
+    /// Counts one channel's report to a lock, and returns the lock's range if it waits for reports.
     fn answered(&mut self, owner: Owner, id: RequestId) -> Option<Range<u64>> {
         let asks = |lock: &&mut Lock| lock.owner == owner && lock.id == id && lock.asking > 0;
         let lock = self.locks.iter_mut().find(asks)?;
@@ -265,8 +263,8 @@ impl Inner {
         Some(lock.range.clone())
     }
 
-    /// Grant what nothing is in the way of, and tell its owners, but for the
-    /// one that calls.
+    /// Grants locks that no earlier lock conflicts with, and wakes their owners, except for the
+    /// caller.
     fn grant(&mut self, caller: Owner) {
         if self.waiting == 0 {
             return;
@@ -332,7 +330,7 @@ mod tests {
         assert!(two.acquire(B, 4096..8192, false));
         assert!(!one.acquire(A, 0..512, true));
         assert!(rung(&two));
-        // It comes before the answer, but after the question.
+        // This request comes after the question and before the answer.
         assert!(!two.acquire(C, 0..4096, false));
         two.look();
         assert!(!rung(&one), "A of the other is in flight");
@@ -355,7 +353,7 @@ mod tests {
         one.look();
         assert_eq!(granted(&mut one), [A]);
         assert!(!two.acquire(A, 0..8192, true));
-        // Would not conflict with what is held, but with what waits.
+        // Conflicts with a waiting lock, though not with the lock that is held.
         assert!(!one.acquire(B, 4096..8192, false));
         assert!(one.acquire(C, 8192..12288, false));
         one.look();

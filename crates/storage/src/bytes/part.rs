@@ -1,33 +1,33 @@
-//! A request of parts of blocks.
+//! Unaligned requests: read-modify-write of partial blocks.
 
 use super::ByteChannel;
 use crate::buffers::Buffer;
 use fathom_core::{Cx, Op, RequestId, extents};
 use std::ops::Range;
 
-/// What is being done.
+/// Progress of an unaligned request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Reading blocks of which parts change.
+    /// Reads the blocks that the request changes partly.
     Reading,
-    /// Writing zeroes to parts of such blocks.
+    /// Writes these blocks back with zeroes in the parts that the request covers.
     Writing,
-    /// The request itself, on whole blocks.
+    /// Submits the request itself, on whole blocks.
     Whole,
 }
 
 pub(super) struct Part {
     id: RequestId,
-    /// As its source wants it.
+    /// The request's original range in bytes.
     pub(super) range: Range<u64>,
-    /// Its first block, then its last one if that is another.
+    /// Holds the first block, then the last one if that is another.
     buffer: Buffer,
     step: Step,
-    /// Edges that are being read or written.
+    /// Number of edge blocks that are being read or written.
     pending: usize,
-    /// Of an edge.
+    /// Error number of an edge block's read or write; 0 if none.
     errno: i32,
-    /// What has been put around its data: a segment before, a segment behind.
+    /// Whether a segment with old bytes was added before, and behind, the request's data.
     surrounded: (bool, bool),
 }
 
@@ -50,8 +50,8 @@ impl ByteChannel {
         self.parts[n].as_mut().expect("it has not ended")
     }
 
-    /// The blocks of which the request wants parts, and where in the buffer
-    /// they are: at the start, and behind one block.
+    /// Returns the blocks that the range covers partly, and their offsets in the buffer: 0 for the
+    /// first block, one block for the last.
     fn edges(&self, range: &Range<u64>) -> [Option<(u64, usize)>; 2] {
         let (outer, block) = (self.outer(range), self.block);
         let last = outer.end - block;
@@ -63,7 +63,7 @@ impl ByteChannel {
         ]
     }
 
-    /// Read the blocks of which only parts change.
+    /// Reads the blocks that the request changes partly.
     pub(super) fn read_edges(&mut self, cx: &mut Cx, n: usize) {
         self.move_edges(cx, n, Op::Read, Step::Reading);
     }
@@ -92,7 +92,7 @@ impl ByteChannel {
         }
     }
 
-    /// An edge has been read or written.
+    /// Handles the completion of an edge block's read or write.
     pub(super) fn edge_done(&mut self, cx: &mut Cx, child: RequestId) {
         let (n, error) = (cx.slab[child].cookie as usize, cx.slab[child].error);
         cx.slab.put(child);
@@ -121,7 +121,7 @@ impl ByteChannel {
         }
     }
 
-    /// Of the blocks in the buffer, zero what the request covers.
+    /// Zeroes the bytes that the request covers in the blocks in the buffer.
     fn zero_edges(&mut self, n: usize) {
         let range = self.part(n).range.clone();
         for (at, start) in self.edges(&range).into_iter().flatten() {
@@ -130,13 +130,13 @@ impl ByteChannel {
             let (from, len) = (start + from as usize, (to - from) as usize);
             let part = self.parts[n].as_ref().expect("active");
             let piece = self.buffers.part(&part.buffer, from, len);
-            // SAFETY: this part of the buffer is the request's, and nothing
-            // of it is in flight.
+            // SAFETY: this part of the buffer belongs to the request, and no I/O on it is in
+            // flight.
             unsafe { piece.iov_base.cast::<u8>().write_bytes(0, len) };
         }
     }
 
-    /// Put the rest of the first and of the last block around the data.
+    /// Puts the remaining bytes of the first and of the last block around the request's data.
     pub(super) fn surround(&mut self, cx: &mut Cx, n: usize) {
         let range = self.part(n).range.clone();
         let outer = self.outer(&range);
@@ -155,7 +155,7 @@ impl ByteChannel {
         }
     }
 
-    /// Do the request on whole blocks, if there are any.
+    /// Submits the request on whole blocks, or completes it if there are none.
     pub(super) fn submit_rest(&mut self, cx: &mut Cx, n: usize, blocks: Range<u64>) {
         let part = self.part(n);
         part.step = Step::Whole;
@@ -169,8 +169,7 @@ impl ByteChannel {
         self.below.submit(cx, id);
     }
 
-    /// The request is done: it is again as its source made it, if it is one
-    /// of parts.
+    /// Restores a completed request to its original range and segments, if it is unaligned.
     #[cold]
     pub(super) fn end(&mut self, cx: &mut Cx, id: RequestId) {
         let is_it = |part: &Option<Part>| part.as_ref().is_some_and(|part| part.id == id);

@@ -1,4 +1,4 @@
-//! How whoever waits for stripes hears of them: a worker, or a thread that blocks.
+//! Notifies a listener, a worker or a blocking thread, of stripes that have arrived or failed.
 
 use super::wire::Run;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -8,15 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// One listener's.
+/// The notification channel of one listener.
 pub(super) struct Bell {
     event: OwnedFd,
-    /// It has been rung, and its owner has not looked since.
+    /// Whether a notification was sent that the listener has not processed.
     is_rung: AtomicBool,
     failed: Mutex<Vec<Run>>,
 }
 
-/// More are not kept for somebody who does not look: what is left out is asked for, and told, again.
+/// Maximum number of failed runs kept for a slow listener. Dropped ones are requested, and fail,
+/// again.
 const MOST: usize = 1024;
 
 impl Bell {
@@ -28,12 +29,12 @@ impl Bell {
         })
     }
 
-    /// Signalled when it is rung.
+    /// Returns the eventfd that is signalled by each notification.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Something has changed; `failed`: these cannot be had.
+    /// Notifies the listener of a change. `failed` is a run of stripes that cannot be fetched.
     pub(super) fn ring(&self, failed: Option<Run>) {
         if let Some(run) = failed {
             let mut all = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,24 +43,24 @@ impl Bell {
             }
         }
         if !self.is_rung.swap(true, Ordering::SeqCst) {
-            // An eventfd's counter cannot overflow by ones.
+            // The eventfd's counter cannot overflow by increments of one.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Its owner is about to look at everything: what has failed since the last time. (It is rung for what
-    /// changes from now on.)
+    /// Returns the runs that have failed since the last call, and re-arms the notification. The
+    /// listener then examines all of its state.
     pub(super) fn hear(&self) -> Vec<Run> {
         self.is_rung.store(false, Ordering::SeqCst);
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *failed)
     }
 
-    /// For who blocks: until it is rung, or for so long.
+    /// Blocks until a notification arrives or the time is over.
     pub(super) fn wait(&self, within: Duration) {
         let mut fds = [PollFd::new(&self.event, PollFlags::IN)];
         let within = Timespec::try_from(within).ok();
-        // Whoever waits looks in any case.
+        // The caller re-examines its state in either case.
         if poll(&mut fds, within.as_ref()) == Ok(1) {
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }

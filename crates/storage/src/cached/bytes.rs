@@ -1,4 +1,4 @@
-//! A base image for whoever waits: its headers and tables, when it is opened.
+//! Blocking access to a base image, for the headers and tables that are read when it is opened.
 
 use super::shared::User;
 use fathom_files::ImageFile;

@@ -1,4 +1,5 @@
-//! One worker's way to a base image: to the cache's file, once what it reads is there.
+//! One worker's access to a base image: reads the cache's file once it has the stripes of a
+//! request.
 
 use super::bell::{Bell, overlap};
 use super::shared::{AGAIN, Shared};
@@ -12,44 +13,46 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A request that is not there yet.
+/// A request whose stripes are not all in the cache.
 struct Waiting {
     id: RequestId,
-    /// In ticks.
+    /// Start of the wait, in ticks.
     since: u64,
     asked: Asked,
 }
 
-/// What the keeper was last asked for, for a request.
+/// The last request to the keeper for the stripes of a waiting request.
 #[derive(Clone, Copy, Default)]
 struct Asked {
-    /// None: it has not got through.
+    /// Number of the connection that carried the request. None: it was not sent.
     connection: Option<u64>,
-    /// In ticks.
+    /// Time of the request, in ticks.
     at: u64,
-    /// Of how many stripes.
+    /// Number of stripes that were missing.
     missing: u32,
 }
 
-/// How long requests are waited for of a source that leaves: while it is hopeless, and at most.
+/// Time for which draining waits for requests: while the data source is unavailable, and at most.
 const DRAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
-/// Then it is asked again, whatever has become of it.
+/// Interval after which missing stripes are requested again in any case.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 pub(super) struct CachedChannel {
     shared: Arc<Shared>,
     bell: Arc<Bell>,
-    /// To the data of `view`, which is older only while requests are in flight there.
+    /// Channel of the data file of `view`. `view` is older than the shared one only while requests
+    /// are in flight on it.
     file: Box<dyn Channel>,
     view: Arc<View>,
     epoch: u64,
-    /// The engine has these files for as long as it lives.
+    /// Channels and views that were replaced. They are kept because the engine has their files
+    /// registered as long as it lives.
     former: Vec<(Box<dyn Channel>, Arc<View>)>,
-    /// By request: what was seen before it was read.
+    /// Value of the live map before each read, by request.
     seen: Vec<u64>,
     in_flight: usize,
     waiting: Vec<Waiting>,
-    /// What has come too late.
+    /// Reads to repeat, because stripes were removed while they were read.
     back: Vec<RequestId>,
 }
 
@@ -79,7 +82,8 @@ impl CachedChannel {
         })
     }
 
-    /// Why it is not read, or what it is answered at once.
+    /// Returns the errno, or 0, with which to complete a request at once. None: the request must be
+    /// read.
     fn answer(&self, request: &Request) -> Option<i32> {
         match request.op {
             Op::Flush => Some(0),
@@ -90,12 +94,12 @@ impl CachedChannel {
                     .push(Status::DATA, request.len);
                 Some(0)
             }
-            // What is behind the image's end is for the file to say.
+            // The file's channel handles bytes beyond the image's end.
             Op::Read => None,
         }
     }
 
-    /// The stripes that a read needs; none: it reads nothing of the image.
+    /// Returns the stripes that a read needs, or None if it reads nothing of the image.
     #[inline]
     fn run(&self, request: &Request) -> Option<Run> {
         let geometry = &self.shared.geometry;
@@ -103,7 +107,7 @@ impl CachedChannel {
         (there > 0).then(|| geometry.run(request.at, there))
     }
 
-    /// Reads it if all of it is there.
+    /// Reads the request if all of its stripes are in the cache. Returns false otherwise.
     #[inline]
     fn try_read(&mut self, cx: &mut Cx, id: RequestId) -> bool {
         if self.epoch != self.shared.epoch() && !self.renew(cx) {
@@ -128,7 +132,8 @@ impl CachedChannel {
         true
     }
 
-    /// Whether what has been read since was there all the time. What was not is read once more.
+    /// Checks whether the stripes of reads completed since the mark were in the cache throughout.
+    /// Repeats the others.
     #[inline]
     fn look_again(&mut self, cx: &mut Cx, since: Mark) {
         let mut back = std::mem::take(&mut self.back);
@@ -137,7 +142,7 @@ impl CachedChannel {
             ended += 1;
             let run = self.run(request);
             let seen = self.seen[id.0 as usize];
-            // (A read that has failed was not served either.)
+            // This also accepts failed reads whose stripes stayed in the cache.
             run.is_none_or(|run| self.view.live.look(run) == Some(seen))
         };
         cx.take_back(since, stands, &mut back);
@@ -153,13 +158,13 @@ impl CachedChannel {
         let since = cx.tick();
         let asked = self.ask(cx, id, Asked::default());
         self.waiting.push(Waiting { id, since, asked });
-        // It may have come meanwhile, and the bell, too.
+        // The data may have arrived, and been notified, before the request was added.
         self.bell.ring(None);
         self.look_later(cx);
     }
 
-    /// Asks for what the request waits for, if that was not done, or is to be done once more: the keeper is another
-    /// one, something that had come has gone again, or it is long ago.
+    /// Requests missing stripes from the keeper, if that was not done or must be repeated: the
+    /// keeper is another one, a stripe has been removed again, or the last request is old.
     fn ask(&self, cx: &Cx, id: RequestId, asked: Asked) -> Asked {
         let Some(run) = self.run(&cx.slab[id]) else {
             return asked;
@@ -183,7 +188,7 @@ impl CachedChannel {
         cx.wake_at(later);
     }
 
-    /// Goes on with what is there by now.
+    /// Retries all waiting requests, and fails those that cannot be served.
     fn go_on(&mut self, cx: &mut Cx) {
         let failed = self.bell.hear();
         if self.waiting.is_empty() {
@@ -209,7 +214,7 @@ impl CachedChannel {
         }
     }
 
-    /// Whether it has waited for long enough.
+    /// Returns whether a request has waited long enough to fail.
     fn is_enough(&self, cx: &Cx, id: RequestId, waited: Duration) -> bool {
         let is_hopeless = self.shared.is_hopeless(waited) || self.epoch != self.shared.epoch();
         match cx.may_wait(id) {
@@ -218,7 +223,7 @@ impl CachedChannel {
         }
     }
 
-    /// Goes over to another cache's files, once nothing is in flight to those of the last.
+    /// Switches to another cache's files, once nothing is in flight on the previous ones.
     #[cold]
     fn renew(&mut self, cx: &mut Cx) -> bool {
         if self.in_flight > 0 {

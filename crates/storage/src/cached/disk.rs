@@ -1,4 +1,4 @@
-//! A base image as a disk.
+//! A cached base image as a disk.
 
 use super::bytes::Bytes;
 use super::channel::CachedChannel;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long requests wait for what does not come, unless it is said.
+/// Default time for which requests wait for data that does not arrive.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) struct CachedDisk(Arc<User>);
@@ -56,12 +56,12 @@ impl CachedDisk {
         Ok(CachedDisk(Arc::new(User(shared))))
     }
 
-    /// The same for whoever waits.
+    /// Returns the image as a file with blocking access.
     pub(super) fn bytes(&self) -> Arc<dyn ImageFile> {
         Arc::new(Bytes(self.0.clone()))
     }
 
-    /// What tells it from others.
+    /// Returns a text that identifies the image.
     pub(super) fn identity(&self) -> String {
         self.0.0.terms.place().display().to_string()
     }

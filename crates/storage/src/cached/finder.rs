@@ -1,5 +1,5 @@
-//! How a base image's keeper is found: the process of this host that has its cache. It is started when there
-//! is none.
+//! Finds the keeper of a base image, the process of this host that owns the image's cache, or
+//! starts one.
 
 use super::terms::Terms;
 use super::wire::{self, FromKeeper, Geometry, Identity};
@@ -21,35 +21,37 @@ use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Connects to the keeper; may block for [`PATIENCE`].
+/// Function that connects to the keeper; may block for [`PATIENCE`].
 pub type Find = Box<dyn Fn(&Terms) -> io::Result<OwnedFd> + Send + Sync>;
 
 static FIND: OnceLock<Find> = OnceLock::new();
 
-/// Compares what a keeper says of its image with the manifest that the terms name. The error is one line.
+/// Function that compares the image announced by a keeper with the manifest that the terms name.
+/// The error is one line.
 pub type Check = fn(&Terms, &Geometry, &Identity) -> Result<(), String>;
 
 static CHECK: OnceLock<Check> = OnceLock::new();
 
-/// A keeper greets within this time. A new one has to find first where the image comes from.
+/// Timeout for a keeper's first message. A new keeper must first contact the remote.
 pub(super) const WELCOME: Duration = Duration::from_secs(30);
 
-/// A keeper that is started is there within this time.
+/// Timeout for a new keeper's start.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// It takes somebody in within this time.
+/// Timeout for a keeper to accept a connection.
 const DIAL: Duration = Duration::from_secs(2);
 
-/// By which the program is told that it is a keeper, and of what directory (for people); its terms come in JSON
-/// by its standard input, since they may be secret.
+/// First argument of a keeper's command line. The second is its directory, for people who list
+/// processes. Its terms are passed as JSON on standard input, because they may be secret.
 pub const KEEPER: &str = "base-keeper";
 
-/// Have keepers be found so from now on: by whoever may start programs. The first one stays.
+/// Sets the function that finds keepers, by a process that may start programs. Only the first call
+/// has an effect.
 pub fn install(find: Find) {
     let _ = FIND.set(find);
 }
 
-/// Has greetings of keepers checked by this from now on. The first one stays.
+/// Sets the function that checks keepers' first messages. Only the first call has an effect.
 pub fn install_check(check: Check) {
     let _ = CHECK.set(check);
 }
@@ -62,7 +64,7 @@ pub(super) fn find(terms: &Terms) -> io::Result<OwnedFd> {
     find_here(terms)
 }
 
-/// With this process's rights, by which the manifest is read, too.
+/// Finds a keeper with this process's privileges, with which the manifest is read, too.
 pub fn find_here(terms: &Terms) -> io::Result<OwnedFd> {
     let keeper = find_any(terms)?;
     if terms.cache.manifest.is_some() {
@@ -71,14 +73,15 @@ pub fn find_here(terms: &Terms) -> io::Result<OwnedFd> {
     Ok(keeper)
 }
 
-/// Refuses a keeper that was started for others, and does not check what it fetches by this manifest.
+/// Refuses a keeper that was started on other terms and does not check what it fetches against this
+/// manifest.
 fn check_greeting(terms: &Terms, keeper: &OwnedFd) -> io::Result<()> {
     let mut polled = [PollFd::new(keeper, PollFlags::IN)];
     let limit = Timespec::try_from(WELCOME).map_err(io::Error::other)?;
     if rustix::event::poll(&mut polled, Some(&limit))? == 0 {
         return Err(io::Error::other("no message from the cache's keeper"));
     }
-    // Whoever receives the greeting deals with all others, and with the keeper's end.
+    // The receiver of the message handles all other messages and the end of the connection.
     let Ok(FromKeeper::Welcome(geometry, identity)) = wire::peek(keeper) else {
         return Ok(());
     };
@@ -91,7 +94,7 @@ fn find_any(terms: &Terms) -> io::Result<OwnedFd> {
     match FIND.get() {
         Some(find) => find(terms),
         None => find_or_start(terms, &mut |child| {
-            // Somebody has to hear of its end.
+            // A thread must reap the child when it ends.
             std::thread::spawn(move || {
                 let _ = { child }.wait();
             });
@@ -99,7 +102,8 @@ fn find_any(terms: &Terms) -> io::Result<OwnedFd> {
     }
 }
 
-/// Connects to the keeper, and starts one if there is none: `started` gets those that it has started.
+/// Connects to the keeper, and starts one if there is none. `started` receives the processes it has
+/// started.
 pub fn find_or_start(terms: &Terms, started: &mut dyn FnMut(Child)) -> io::Result<OwnedFd> {
     let place = terms.place();
     let deadline = Instant::now() + PATIENCE;
@@ -109,7 +113,7 @@ pub fn find_or_start(terms: &Terms, started: &mut dyn FnMut(Child)) -> io::Resul
             Err(error) if is_absent(&error) && Instant::now() < deadline => {}
             result => break result.map_err(|error| told(&place, child.is_some(), error)),
         }
-        // One may have found that there was another, which has ended since.
+        // The process may have ended because it found another keeper, which has ended since.
         let is_there = child
             .as_mut()
             .is_some_and(|child| matches!(child.try_wait(), Ok(None)));
@@ -142,31 +146,32 @@ fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | ConnectionReset | NotFound)
 }
 
-/// What is in a directory, whose path may be longer than a socket's can be.
+/// Returns the address of a directory's socket. The directory's path may be longer than a socket
+/// address.
 pub fn socket_in(dir: &OwnedFd) -> io::Result<SocketAddrUnix> {
     let path = format!("/proc/self/fd/{}/socket", dir.as_raw_fd());
     Ok(SocketAddrUnix::new(path)?)
 }
 
-/// The directory of an image's cache.
+/// Opens the directory of an image's cache.
 pub fn open_place(place: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(place, flags, Mode::empty())?)
 }
 
-/// Connects to a keeper that is there.
+/// Connects to a running keeper.
 pub fn dial(place: &Path) -> io::Result<OwnedFd> {
     let dir = open_place(place)?;
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
-    // A keeper that takes nobody in must not hold up whoever looks for several.
+    // A keeper that accepts no connections must not delay callers that look for several keepers.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(DIAL))?;
     connect(&socket, &socket_in(&dir)?)?;
     Ok(socket)
 }
 
 fn start(terms: &Terms) -> io::Result<Child> {
-    // Its users' data goes there.
+    // The directory will hold users' data, so only its owner may access it.
     let place = terms.place();
     DirBuilder::new()
         .recursive(true)
@@ -179,11 +184,11 @@ fn start(terms: &Terms) -> io::Result<Child> {
         .env_remove("NOTIFY_SOCKET")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
-        // Whoever ends this process from its terminal does not mean the keeper, which others use, too.
+        // Signals from the terminal must not end the keeper, which other processes use, too.
         .process_group(0)
         .spawn()?;
     if let Some(mut input) = child.stdin.take() {
-        // (It is shorter than what a pipe holds. If it has ended, that is found.)
+        // The terms fit into the pipe's buffer. If the child has ended, `find_or_start` notices.
         let _ = input.write_all(&serde_json::to_vec(terms)?);
     }
     Ok(child)

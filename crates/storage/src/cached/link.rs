@@ -1,4 +1,4 @@
-//! The thread that listens to the keeper, and finds another one when it has ended.
+//! The thread that listens to the keeper, and connects to another one when it has ended.
 
 use super::finder::{WELCOME, find};
 use super::shared::{Shared, Shown};
@@ -16,22 +16,23 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// How often it is told what was used: at first, when it is noted what boots read; and later.
+/// Intervals at which the keeper learns which stripes were used: first, while it records what boots
+/// read, and later.
 const OFTEN: Duration = Duration::from_millis(250);
 const SELDOM: Duration = Duration::from_secs(10);
-/// For so long it is told often.
+/// Time for which the shorter interval applies.
 const BEGINNING: Duration = Duration::from_secs(120);
 
-/// So often one is looked for that does not end at once.
+/// Maximum number of attempts to find a keeper that does not end at once.
 const ATTEMPTS: u32 = 4;
 
-/// Between two attempts to find a keeper.
+/// Shortest and longest pause between two attempts to find a keeper.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
-/// It makes no deep calls.
+/// Stack size of the thread in bytes; it makes no deep calls.
 const STACK: usize = 256 << 10;
 
-/// Connects to the image's keeper, and takes what it shows; `now`: what was shown before.
+/// Connects to the image's keeper, and makes the view that it provides. `now` is the previous view.
 pub(super) fn connect(
     terms: &Terms,
     name: &Path,
@@ -72,7 +73,7 @@ pub(super) fn connect(
     Ok(Shown { view, keeper })
 }
 
-/// A connection to a keeper, and what it says first.
+/// Connects to a keeper and receives its first message.
 fn first_words(
     terms: &Terms,
     name: &Path,
@@ -94,7 +95,7 @@ fn first_words(
         }
         match wire::receive::<FromKeeper>(&keeper) {
             Ok((first, given)) => return Ok((keeper, first, given)),
-            // It was about to end: the next one is another.
+            // The keeper was about to end; the next attempt finds another one.
             Err(_) if attempt < ATTEMPTS => std::thread::sleep(PAUSE.0),
             Err(error) => return Err(failed("the cache's keeper has ended")(error)),
         }
@@ -102,7 +103,8 @@ fn first_words(
     unreachable!("it returns")
 }
 
-/// Whether there is something to read within that time; not if the other one can be read first.
+/// Returns whether the socket becomes readable within that time. Returns false early if the other
+/// descriptor becomes readable first.
 fn is_readable(socket: &OwnedFd, other: Option<BorrowedFd<'_>>, within: Duration) -> bool {
     let mut fds = vec![PollFd::new(socket, PollFlags::IN)];
     fds.extend(other.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
@@ -110,7 +112,7 @@ fn is_readable(socket: &OwnedFd, other: Option<BorrowedFd<'_>>, within: Duration
     matches!(poll(&mut fds, within.as_ref()), Ok(n) if n > 0) && !fds[0].revents().is_empty()
 }
 
-/// Starts the thread; it ends with the image's last user.
+/// Starts the thread, which ends with the image's last user.
 pub(super) fn start(shared: Arc<Shared>, keeper: Arc<OwnedFd>) -> io::Result<()> {
     let builder = Builder::new().name("base".into()).stack_size(STACK);
     builder.spawn(move || {
@@ -128,7 +130,7 @@ pub(super) fn start(shared: Arc<Shared>, keeper: Arc<OwnedFd>) -> io::Result<()>
     Ok(())
 }
 
-/// None: nobody uses the image any more.
+/// Reconnects to a keeper. Returns None if the image has no user any more.
 fn find_again(shared: &Arc<Shared>) -> Option<Arc<OwnedFd>> {
     let mut pause = PAUSE.0;
     let mut is_told = false;
@@ -164,7 +166,7 @@ fn find_again(shared: &Arc<Shared>) -> Option<Arc<OwnedFd>> {
     }
 }
 
-/// Until the keeper, or the image's use, has ended.
+/// Listens until the keeper or the image's use has ended.
 fn listen(shared: &Shared, keeper: &OwnedFd) {
     let since = Instant::now();
     loop {
@@ -177,7 +179,7 @@ fn listen(shared: &Shared, keeper: &OwnedFd) {
             return;
         }
         for runs in shared.touched.take() {
-            // What does not get through only ages.
+            // If a message is not sent, the keeper's information only becomes older.
             shared.say(&ToKeeper::Used(runs));
         }
         if is_there && !hear(shared, keeper) {
@@ -186,7 +188,7 @@ fn listen(shared: &Shared, keeper: &OwnedFd) {
     }
 }
 
-/// Takes in what has been said. False: it has ended.
+/// Receives and handles all available messages. Returns false if the connection has ended.
 fn hear(shared: &Shared, keeper: &OwnedFd) -> bool {
     let mut is_news = false;
     let goes_on = loop {
@@ -224,7 +226,7 @@ fn take_in(shared: &Shared, message: FromKeeper) {
             tracing::warn!("{name}: reachable again; requests resume")
         }
         FromKeeper::Away(_) | FromKeeper::Back | FromKeeper::Here(_) => {}
-        // Only at the beginning.
+        // These arrive only as the first message.
         FromKeeper::Welcome(..) | FromKeeper::Refused(_) => {}
     }
 }

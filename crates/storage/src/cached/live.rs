@@ -1,8 +1,10 @@
-//! Which stripes of a base image are there: a file that its keeper writes and everybody else maps.
+//! The live map: which stripes of a base image are in the cache. The keeper writes this file, and
+//! all others map it.
 //!
-//! A stripe has a word, which only grows: odd while it is there. Who has read a stripe's data looks once more: if
-//! the word has not changed, it was there all the time. So the keeper lets a stripe go by one store, without
-//! asking anybody, and takes its place away afterwards.
+//! Each stripe has a word that only grows, and is odd while the stripe is in the cache. A reader of
+//! a stripe's data checks the word again after the read: if it has not changed, the stripe was in
+//! the cache throughout. So the keeper removes a stripe by one store, without asking any reader,
+//! and frees its space afterwards.
 
 use fathom_sigbus::{Alarm, Guarded, Spare};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -13,12 +15,12 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Before the words there is what is the keeper's alone.
+/// Number of bytes before the words, which are for the keeper only.
 pub const HEADER: u64 = 4096;
 
 const PAGE: u64 = 4096;
 
-/// The length of the file.
+/// Returns the length of the file in bytes.
 pub fn len_for(stripes: u64) -> u64 {
     (HEADER + 4 * stripes).next_multiple_of(PAGE)
 }
@@ -29,16 +31,16 @@ pub struct LiveMap {
     bytes: usize,
     stripes: u32,
     writable: bool,
-    /// Before it is unmapped.
+    /// Guard against SIGBUS, which must be dropped before the memory is unmapped.
     guard: Option<Guarded>,
 }
 
-// SAFETY: it is shared memory that is read and written by atomic operations only.
+// SAFETY: the map is shared memory that is read and written by atomic operations only.
 unsafe impl Send for LiveMap {}
-// SAFETY: likewise.
+// SAFETY: as for Send.
 unsafe impl Sync for LiveMap {}
 
-/// A file that somebody has cut shows zeroes: nothing is there.
+/// Replaces pages of a truncated file by zeroes: no stripe is in the cache.
 struct Cut(Spare);
 
 impl Alarm for Cut {
@@ -50,7 +52,7 @@ impl Alarm for Cut {
 }
 
 impl LiveMap {
-    /// Of a file that has been made for so many stripes.
+    /// Maps a file that was made for that many stripes.
     pub fn map(file: impl AsFd, stripes: u64, writable: bool) -> io::Result<LiveMap> {
         let bytes = len_for(stripes);
         let is_long = rustix::fs::fstat(&file)?.st_size as u64 >= bytes;
@@ -78,8 +80,8 @@ impl LiveMap {
 
     fn words(&self) -> &[AtomicU32] {
         let skipped = HEADER as usize / 4;
-        // SAFETY: the mapping is that long, aligned to a page, and lives as long as this; its words are only
-        // reached by atomic operations.
+        // SAFETY: the mapping is that long, page-aligned, and lives as long as this value; its
+        // words are only accessed by atomic operations.
         unsafe { slice::from_raw_parts(self.start.add(skipped), self.stripes as usize) }
     }
 
@@ -92,14 +94,14 @@ impl LiveMap {
         self.words()[stripe as usize].load(Ordering::Acquire) % 2 == 1
     }
 
-    /// None: not all of them are there. Otherwise a number that is another one once any of them has not been
-    /// there in between.
+    /// Returns None if any of the stripes is missing. Otherwise returns a number that changes if
+    /// any of them is removed before the next call.
     #[inline]
     pub fn look(&self, (first, count): super::wire::Run) -> Option<u64> {
         let first = first as usize;
         let mut sum = 0;
         for word in &self.words()[first..first + count as usize] {
-            // After what was read before this, before what is read after it.
+            // Ordered after earlier reads of the data and before later ones.
             let word = word.load(Ordering::SeqCst);
             if word % 2 == 0 {
                 return None;
@@ -109,12 +111,12 @@ impl LiveMap {
         Some(sum)
     }
 
-    /// By the keeper: the stripe's data is in its place.
+    /// Marks the stripe as present; called by the keeper once its data is in place.
     pub fn add(&self, stripe: u32) {
         self.step(stripe, false);
     }
 
-    /// By the keeper: the stripe's place is about to be taken away.
+    /// Marks the stripe as missing; called by the keeper before it frees the stripe's space.
     pub fn remove(&self, stripe: u32) {
         self.step(stripe, true);
     }
@@ -131,7 +133,7 @@ impl LiveMap {
 impl Drop for LiveMap {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: the mapping of `map`, which nobody refers to any more.
+        // SAFETY: the mapping was made by `map`, and nothing refers to it any more.
         let unmapped = unsafe { munmap(self.start.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());
     }

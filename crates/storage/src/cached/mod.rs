@@ -1,15 +1,19 @@
-//! A base image that is far away, and comes to this host as it is needed.
+//! A remote base image, fetched to this host on demand.
 //!
-//! Its stripes are kept in a cache, which all disks of this host that have the image share. The cache has a
-//! *keeper*, a process of its own, which is found, or started, by `finder` on the `terms` of the first who wants
-//! the image. Only the keeper fetches, checks and writes; everybody else reads what is there:
+//! Its stripes are stored in a cache, which all disks of this host with the image share. The cache
+//! has a *keeper*, a separate process. `finder` finds or starts the keeper on the `terms` of the
+//! first user of the image. Only the keeper fetches, checks and writes data; all others read what
+//! the cache has:
 //!
-//! - the keeper hands out two files that can only be read: the data, and a map of what is `live`;
-//! - a worker's `channel` reads the data as from any file, if the map says that it is there, and looks at the map
-//!   once more when it has it;
-//! - what is not there is asked for by a message (`wire`), and `bell`s ring when it has come. `link` is the thread
-//!   that listens, and finds another keeper when there is none;
-//! - `touched` notes what is used: that is kept longest, and fetched first the next time.
+//! - the keeper hands out two read-only files: the data, and a map of the stripes in the cache
+//!   (`live`);
+//! - a worker's `channel` reads the data like any file if the map shows the stripes as present, and
+//!   checks the map again after the read;
+//! - missing stripes are requested by a message (`wire`), and `bell`s notify the waiting readers
+//!   when they arrive. `link` is the thread that listens to the keeper, and finds another keeper
+//!   when it ends;
+//! - `touched` records which stripes are used. The keeper keeps those longest, and fetches them
+//!   first the next time.
 
 mod bell;
 mod bytes;

@@ -1,4 +1,4 @@
-//! Base images as a kind of storage.
+//! Cached base images as a kind of storage.
 
 use super::disk::CachedDisk;
 use crate::kind::{Kind, OpenOptions, Opened, Place};
@@ -29,7 +29,7 @@ pub(crate) const KIND: Kind = Kind {
     },
 };
 
-/// A path is the same for all users of the cache, wherever they are.
+/// Makes a path absolute, so that it names the same image for all users of the cache.
 fn as_seen_from_anywhere(remote: &str) -> Result<String, String> {
     let others = [&memory::KIND, &null::KIND, &nbd::KIND, &rbd::KIND];
     let mut prefixes = others.iter().flat_map(|kind| kind.prefixes);
@@ -42,7 +42,7 @@ fn as_seen_from_anywhere(remote: &str) -> Result<String, String> {
         .map_err(|path| format!("{}: not UTF-8", path.display()))
 }
 
-/// Where the image comes from.
+/// Location from which the image is fetched.
 struct At(String);
 
 impl Place for At {

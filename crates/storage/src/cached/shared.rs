@@ -1,4 +1,4 @@
-//! What all users of one base image in this process know.
+//! State shared by all users of one base image in this process.
 
 use super::bell::{Bell, overlap};
 use super::terms::Terms;
@@ -15,25 +15,26 @@ use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
     pub(super) terms: Terms,
-    /// As users write it.
+    /// The disk's name as users write it.
     pub(super) name: PathBuf,
-    /// How the cache's data is read.
+    /// Options for reading the cache's data file.
     pub(super) files: FileOptions,
-    /// So long requests wait for what does not come.
+    /// Time for which requests wait for data that does not arrive.
     pub(super) patience: Duration,
     pub(super) geometry: Geometry,
     pub(super) touched: Touched,
-    /// It grows with each view.
+    /// Number of the present view; incremented with each new view.
     epoch: AtomicU64,
-    /// Nothing comes from afar, or there is no keeper.
+    /// Whether the remote delivers no data, or there is no keeper.
     is_away: AtomicBool,
     now: Mutex<Now>,
-    /// Nobody uses the image any more: then this is rung.
+    /// Notifies the link's thread that the last user of the image has gone.
     pub(super) end: Bell,
     has_ended: AtomicBool,
-    /// When the keeper last said something, in milliseconds after the beginning, or a connection began.
+    /// Time when the keeper last sent a message, or a connection began, in milliseconds after
+    /// `beginning`.
     heard: AtomicU64,
-    /// It grows with each connection.
+    /// Number of the present connection; incremented with each new connection.
     connection: AtomicU64,
     beginning: Instant,
 }
@@ -44,7 +45,7 @@ struct Now {
     bells: Vec<Weak<Bell>>,
 }
 
-/// What the keeper has shown, when there was a connection.
+/// What the keeper has provided on a new connection.
 pub(super) struct Shown {
     pub(super) view: Arc<View>,
     pub(super) keeper: Arc<OwnedFd>,
@@ -81,7 +82,7 @@ impl Shared {
         })
     }
 
-    /// Nobody uses the image any more.
+    /// Ends the link's thread; called when the last user of the image has gone.
     pub(super) fn finish(&self) {
         self.has_ended.store(true, Ordering::SeqCst);
         self.end.ring(None);
@@ -108,27 +109,27 @@ impl Shared {
         self.is_away.load(Ordering::Relaxed)
     }
 
-    /// The keeper has said something.
+    /// Records that the keeper has sent a message.
     pub(super) fn has_heard(&self) {
         let now = self.beginning.elapsed().as_millis() as u64;
         self.heard.store(now, Ordering::Relaxed);
     }
 
-    /// For somebody who has waited for so long: whether nothing is to be hoped for now. (A keeper that lives says
-    /// by then that it waits, too.)
+    /// Returns whether a request that has waited for `waited` cannot expect data now. A live keeper
+    /// would have reported by then that it waits, too.
     pub(super) fn is_hopeless(&self, waited: Duration) -> bool {
         let heard = Duration::from_millis(self.heard.load(Ordering::Relaxed));
         let silence = self.beginning.elapsed().saturating_sub(heard);
         self.is_away() || waited.min(silence) > SILENCE
     }
 
-    /// Of a keeper that was asked something.
+    /// Returns the number of the present connection.
     #[inline]
     pub(super) fn connection(&self) -> u64 {
         self.connection.load(Ordering::Relaxed)
     }
 
-    /// Whether that is news.
+    /// Sets whether the remote is away. Returns whether that has changed.
     pub(super) fn set_away(&self, is_away: bool) -> bool {
         let was = self.is_away.swap(is_away, Ordering::Relaxed);
         if was != is_away {
@@ -137,7 +138,7 @@ impl Shared {
         was != is_away
     }
 
-    /// A bell that is rung from now on, as long as its owner has it.
+    /// Returns a new bell that is notified as long as its owner keeps it.
     pub(super) fn listen(&self) -> io::Result<Arc<Bell>> {
         let bell = Arc::new(Bell::new()?);
         let mut now = self.now();
@@ -151,13 +152,13 @@ impl Shared {
         bells.iter().for_each(|bell| bell.ring(failed));
     }
 
-    /// There is no keeper any more.
+    /// Records that the keeper has gone.
     pub(super) fn lose(&self) {
         self.now().keeper = None;
         self.set_away(true);
     }
 
-    /// There is one again.
+    /// Adopts a new connection to a keeper.
     pub(super) fn take_up(&self, shown: Shown) {
         let mut now = self.now();
         if !Arc::ptr_eq(&now.view, &shown.view) {
@@ -169,23 +170,24 @@ impl Shared {
         self.has_heard();
         self.connection.fetch_add(1, Ordering::Relaxed);
         self.is_away.store(false, Ordering::Relaxed);
-        // Everybody asks again.
+        // All waiting requests ask the new keeper again.
         self.ring(None);
     }
 
-    /// False: it has to be said again later.
+    /// Sends a message to the keeper. Returns false if it must be sent again later.
     pub(super) fn say(&self, message: &ToKeeper) -> bool {
         let keeper = self.now().keeper.clone();
         keeper.is_some_and(|keeper| wire::send(&*keeper, message, &[]).is_ok())
     }
 
-    /// How many of the stripes are not there.
+    /// Returns how many of the stripes are not in the cache.
     pub(super) fn missing(&self, view: &View, (first, count): Run) -> u32 {
         let missing = (first..first + count).filter(|&stripe| !view.live.has(stripe));
         missing.count() as u32
     }
 
-    /// Asks for those of the stripes that are not there. False: that has to be done again later.
+    /// Requests those of the stripes that are not in the cache. Returns false if that must be
+    /// repeated later.
     pub(super) fn want(&self, view: &View, (first, count): Run) -> bool {
         let mut missing: Option<Run> = None;
         let mut is_said = true;
@@ -202,8 +204,8 @@ impl Shared {
         is_said && missing.is_none_or(|run| self.say(&ToKeeper::Want(run)))
     }
 
-    /// For who waits: once all of the stripes are there, `read` reads them, until it has read what was there
-    /// all the time.
+    /// Waits for the stripes and calls `read`, until a read has completed with the stripes present
+    /// throughout. Blocking.
     pub(super) fn read_when_there(
         &self,
         run: Run,
@@ -234,13 +236,13 @@ impl Shared {
     }
 }
 
-/// A keeper that says nothing for so long, and is waited for, does not live.
+/// Time after which a silent keeper, while requests wait for it, counts as dead.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// After so long one looks again, whatever has been heard.
+/// Interval at which waiting requests check again without a notification.
 pub(super) const AGAIN: Duration = Duration::from_millis(500);
 
-/// The image's last user ends the thread that listens to the keeper.
+/// Ends the thread that listens to the keeper when the image's last user has gone.
 pub(super) struct User(pub(super) Arc<Shared>);
 
 impl Drop for User {

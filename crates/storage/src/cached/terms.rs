@@ -1,4 +1,4 @@
-//! Which base image is wanted, and how it is kept on this host.
+//! Terms of a base image: which image it is, and how it is cached on this host.
 
 use fathom_units::parse_size;
 use serde::{Deserialize, Serialize};
@@ -7,23 +7,24 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// How base images are kept on this host.
+/// How base images are cached on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheTerms {
-    /// The directory of all of them.
+    /// Directory of all images' caches.
     pub dir: PathBuf,
-    /// Bytes that all of them may take there.
+    /// Maximum number of bytes that all caches together may take there.
     pub size: u64,
-    /// Bytes a second that are fetched before anybody asks for them, at most; 0: none are.
+    /// Maximum rate of prefetching in bytes per second; 0: no prefetching.
     pub rate: u64,
-    /// A manifest to check by what is fetched, of images that do not bring one.
+    /// Manifest to check fetched data against, for images that do not bring one.
     pub manifest: Option<PathBuf>,
-    /// What boots of the image read first.
+    /// File that lists what boots of the image read first.
     pub profile: Option<PathBuf>,
 }
 
 const SIZE: u64 = 64 << 30;
-/// With less, what has been fetched might go before it was read.
+/// Minimum size of the caches in bytes. With less, fetched data might be evicted before it was
+/// read.
 pub const MIN_SIZE: u64 = 64 << 20;
 const RATE: u64 = 64 << 20;
 
@@ -39,7 +40,7 @@ impl Default for CacheTerms {
     }
 }
 
-/// The system's for root, and a user's own for others.
+/// Returns the system's cache directory for root, and the user's own for others.
 fn default_dir() -> PathBuf {
     let of_user = || {
         let given = |name| env::var_os(name).filter(|dir| Path::new(dir).is_absolute());
@@ -53,7 +54,7 @@ fn default_dir() -> PathBuf {
     dir.unwrap_or_else(|| "/var/cache".into()).join("fathom")
 }
 
-/// How much is fetched before anybody asks for it: bytes a second, or `off`.
+/// Rate of prefetching: bytes per second, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchRate(pub u64);
 
@@ -80,17 +81,17 @@ impl fmt::Display for FetchRate {
     }
 }
 
-/// A base image, and how it is kept.
+/// A base image, and how it is cached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
-    /// Where it comes from, as users write it.
+    /// Location from which the image is fetched, as users write it.
     pub remote: String,
     pub cache: CacheTerms,
-    /// The keeper's cage, as users write it.
+    /// Sandbox of the keeper, as users write it.
     pub sandbox: String,
 }
 
-/// As much of the image's name as its directory's has.
+/// Maximum number of characters of the image's name in its directory's name.
 const NAME: usize = 48;
 
 impl Terms {
@@ -103,11 +104,11 @@ impl Terms {
         }
     }
 
-    /// Where it is kept: one directory for each remote.
+    /// Returns the directory of the image's cache: one for each remote.
     pub fn place(&self) -> PathBuf {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || ".-".contains(c);
         let plain = |c| if is_plain(c) { c } else { '_' };
-        // What is behind a question mark may be a secret.
+        // The part behind a question mark may be secret.
         let shown = self.remote.split('?').next().unwrap_or_default();
         let name: Vec<char> = shown.chars().map(plain).collect();
         let name: String = name[name.len().saturating_sub(NAME)..].iter().collect();
@@ -117,7 +118,7 @@ impl Terms {
     }
 }
 
-/// FNV-1a. It needs only be the same for ever: who is there says what it is.
+/// FNV-1a. It must only never change: the cache itself records whose it is.
 fn hash(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
@@ -143,7 +144,7 @@ mod tests {
         let names: std::collections::BTreeSet<_> = all.iter().map(|remote| place(remote)).collect();
         assert_eq!(names.len(), all.len());
         assert!(names.iter().all(|name| name.len() < 80 && name != ".."));
-        // (It must not change: what was cached would be lost.)
+        // The name must not change: what was cached would be lost.
         assert_eq!(
             place("s3://b/x.manifest"),
             "s3___b_x.manifest-fbf93a664ff73e8d"

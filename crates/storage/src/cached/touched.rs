@@ -1,4 +1,5 @@
-//! Which stripes have been used, for the keeper: it keeps those, and remembers what a boot reads first.
+//! Records which stripes have been used. The keeper retains those, and learns what a boot reads
+//! first.
 
 use super::wire::{MAX_RUNS, Run};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +18,7 @@ impl Touched {
         }
     }
 
-    /// On a request's way: what was noted already costs nothing but a look.
+    /// Marks the stripes of a request as used. Stripes that are marked already cost only a load.
     #[inline]
     pub(super) fn note(&self, (first, count): Run) {
         for stripe in first..first + count {
@@ -29,7 +30,7 @@ impl Touched {
         }
     }
 
-    /// What was noted since the last time, in pieces of what one message can say.
+    /// Returns the stripes marked since the last call, in pieces that fit into one message each.
     pub(super) fn take(&self) -> Vec<Vec<Run>> {
         if !self.any.swap(false, Ordering::Relaxed) {
             return Vec::new();

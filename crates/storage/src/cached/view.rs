@@ -1,4 +1,4 @@
-//! What a keeper shows of a base image.
+//! The files of a cache, as a keeper provides them.
 
 use super::live::LiveMap;
 use super::wire::{Geometry, Identity};
@@ -11,18 +11,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The files of a cache. A keeper that follows another one has the same, mostly.
+/// The files of a cache. A successor keeper usually provides the same ones.
 pub(super) struct View {
     pub(super) geometry: Geometry,
     pub(super) image: Identity,
     pub(super) live: LiveMap,
     pub(super) disk: FileDisk,
-    /// The same data by the page cache, for who waits.
+    /// The same data through the page cache, for blocking readers.
     pub(super) data: File,
     files: Files,
 }
 
-/// What tells them from others.
+/// Device and inode numbers of the data file and the live map.
 type Files = [(u64, u64); 2];
 
 fn identity(data: &File, live: &File) -> io::Result<Files> {
@@ -31,7 +31,7 @@ fn identity(data: &File, live: &File) -> io::Result<Files> {
 }
 
 impl View {
-    /// `files`: data and map. The error is one line.
+    /// Makes a view of two files: the data and the live map. The error is one line.
     pub(super) fn new(
         name: &Path,
         (geometry, image): (Geometry, Identity),
@@ -48,7 +48,8 @@ impl View {
             .map(File::from);
         let files = identity(&data, &live).map_err(failed)?;
         let live = LiveMap::map(&live, geometry.stripes(), false).map_err(failed)?;
-        // Direct I/O is asked for by the file that is open: this one is for those who need none.
+        // Direct I/O is set on the open file description; this one is for readers without aligned
+        // buffers.
         let plain = gate::open_again(&data, false).map_err(failed)?;
         let disk = FileDisk::from_file(name, data, options.clone())?;
         Ok(View {
@@ -61,7 +62,7 @@ impl View {
         })
     }
 
-    /// Whether these are the same files.
+    /// Returns whether these are the same files.
     pub(super) fn is(&self, files: &[OwnedFd]) -> bool {
         let opened: io::Result<Vec<File>> = files
             .iter()

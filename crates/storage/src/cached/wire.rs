@@ -1,5 +1,5 @@
-//! What a base image's keeper and those who use the image tell each other: messages in JSON over a socket that
-//! keeps them apart (SOCK_SEQPACKET), the first one with two descriptors.
+//! Protocol between a base image's keeper and its users: JSON messages over a SOCK_SEQPACKET
+//! socket, which preserves message boundaries. The first message carries two file descriptors.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -12,64 +12,65 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// It changes when one side would not understand the other any more.
+/// Protocol version; changes whenever either side would not understand the other.
 pub const VERSION: u32 = 1;
 
-/// The longest message.
+/// Maximum length of a message in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
 
-/// The most runs in one [`ToKeeper::Used`].
+/// Maximum number of runs in one [`ToKeeper::Used`].
 pub const MAX_RUNS: usize = 2048;
 
-/// So many requests of one user the keeper has in mind.
+/// Maximum number of requests of one user that the keeper remembers.
 pub const MAX_WANTED: usize = 1 << 15;
 
-/// A first stripe, and how many.
+/// A run of stripes: the first one, and their number.
 pub type Run = (u32, u32);
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToKeeper {
-    /// These stripes, as soon as can be.
+    /// Fetch these stripes as soon as possible.
     Want(Run),
-    /// These have been used since the last time, for the first time in this order or, later, in any.
+    /// These stripes have been used since the last message. Stripes used for the first time are in
+    /// the order of their use; later ones are in any order.
     Used(Vec<Run>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromKeeper {
-    /// First: with the file of the data and that of the map.
+    /// First message: with the file descriptors of the data and of the live map.
     Welcome(Geometry, Identity),
-    /// First and last: why there is nothing to be had. One line for the user.
+    /// First and last message: why the image is not available. One line for the user.
     Refused(String),
-    /// These stripes are there, or were.
+    /// These stripes are in the cache, or were.
     Here(Run),
-    /// These cannot be had, and it does not help to ask again. One line.
+    /// These stripes cannot be fetched, and repeating the request does not help. One line.
     Failed(Run, String),
-    /// What comes from afar does not come, for this reason; it is tried again.
+    /// The remote does not deliver data, for this reason; the keeper retries.
     Away(String),
-    /// It comes again.
+    /// The remote delivers data again.
     Back,
 }
 
-/// Which image it is.
+/// Identity of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Where it comes from, as users write it.
+    /// Location from which the image is fetched, as users write it.
     pub remote: String,
-    /// What tells it from others that were, or will be, there.
+    /// Identifies this version among earlier and later images at the same location.
     pub version: String,
 }
 
-/// Of a base image. Sizes in bytes.
+/// Geometry of a base image. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Geometry {
     pub version: u32,
     pub size: u64,
-    /// A power of two.
+    /// Stripe size; a power of two.
     pub stripe: u64,
 }
 
-/// The most stripes of an image.
+/// Maximum number of stripes of an image.
 pub const MAX_STRIPES: u64 = 1 << 26;
 
 impl Geometry {
@@ -77,7 +78,7 @@ impl Geometry {
         self.size.div_ceil(self.stripe)
     }
 
-    /// Believes nothing.
+    /// Checks the values, which come from an untrusted process.
     pub fn check(&self) -> Result<(), String> {
         match self {
             Geometry { version, .. } if *version != VERSION => Err(format!(
@@ -98,7 +99,7 @@ impl Geometry {
         }
     }
 
-    /// The stripes of a range that is not empty and within the image.
+    /// Returns the stripes of a non-empty range within the image.
     pub fn run(&self, at: u64, len: u64) -> Run {
         let shift = self.stripe.trailing_zeros();
         let (first, last) = (at >> shift, (at + len - 1) >> shift);
@@ -106,7 +107,8 @@ impl Geometry {
     }
 }
 
-/// Sends a whole message, or nothing; [`io::ErrorKind::WouldBlock`]: there is no room for it now.
+/// Sends a whole message, or nothing. [`io::ErrorKind::WouldBlock`]: the socket has no room for it
+/// now.
 pub fn send(
     socket: impl AsFd,
     message: &impl Serialize,
@@ -127,13 +129,13 @@ pub fn send(
     }
 }
 
-/// A message that is there, and what came with it; [`io::ErrorKind::WouldBlock`]: there is none. The other side's
-/// end is an error, too.
+/// Receives a message and its file descriptors without blocking. [`io::ErrorKind::WouldBlock`]: no
+/// message is available. A closed connection is an error, too.
 pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<(T, Vec<OwnedFd>)> {
     take(socket, RecvFlags::empty())
 }
 
-/// Likewise, but leaves the message there for [`receive`].
+/// Reads a message like [`receive`], but leaves it in the socket.
 pub fn peek<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<T> {
     Ok(take(socket, RecvFlags::PEEK)?.0)
 }

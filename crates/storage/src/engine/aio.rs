@@ -1,5 +1,5 @@
-//! Linux AIO as the kernel gives it: a context, its system calls, and the
-//! ring of completions that it shares with us.
+//! Thin wrapper of Linux AIO: a context, its system calls, and the ring of completions that the
+//! kernel shares with the process.
 
 use libc::iovec;
 use std::io;
@@ -13,17 +13,16 @@ const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
 const IOCB_FLAG_RESFD: u32 = 1;
 
-/// `struct aio_ring` in the kernel's fs/aio.c: what an io_context_t points
-/// to. Its layout is relied on by user space (libaio, QEMU), and its magic
-/// number tells.
+/// `struct aio_ring` in the kernel's fs/aio.c, to which an io_context_t points. User space (libaio,
+/// QEMU) relies on its layout, which its magic number identifies.
 #[repr(C)]
 struct Header {
     id: u32,
     /// Number of events that the ring holds.
     nr: u32,
-    /// Written by us.
+    /// Index of the next event to read; written by this process.
     head: AtomicU32,
-    /// Written by the kernel.
+    /// Index of the next event to write; written by the kernel.
     tail: AtomicU32,
     magic: u32,
     compat_features: u32,
@@ -33,7 +32,7 @@ struct Header {
 
 const AIO_RING_MAGIC: u32 = 0xa10a_10a1;
 
-/// `struct iocb` of a little-endian machine. (musl's headers have none.)
+/// `struct iocb` of a little-endian machine. (musl's headers do not define it.)
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Iocb {
@@ -63,14 +62,14 @@ pub(crate) struct Event {
 
 /// An AIO context.
 pub(crate) struct Context {
-    /// An io_context_t: the address of the ring.
+    /// The io_context_t: the address of the ring.
     id: usize,
     capacity: usize,
 }
 
 impl Context {
-    /// A context for `capacity` operations, or for fewer when the system's
-    /// limit (fs.aio-max-nr) leaves no room for so many.
+    /// Makes a context for `capacity` operations, or for fewer if the system's limit
+    /// (fs.aio-max-nr) does not allow so many.
     pub(crate) fn new(capacity: usize) -> io::Result<Context> {
         let mut capacity = capacity;
         loop {
@@ -101,23 +100,23 @@ impl Context {
         Ok(())
     }
 
-    /// Operations in flight at most.
+    /// Maximum number of operations in flight.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the kernel maps the ring at the context's id for as long
-        // as the context lives; fields that change are atomics.
+        // SAFETY: the kernel maps the ring at the context's id for as long as the context exists;
+        // fields that change are atomics.
         unsafe { &*(self.id as *const Header) }
     }
 
-    /// Start operations; the number that the kernel has taken. An error is
-    /// about the first one, or EAGAIN.
+    /// Starts operations, and returns the number that the kernel has accepted. An error concerns
+    /// the first operation, or is EAGAIN.
     ///
     /// # Safety
-    /// The iocbs are valid, their iovecs until this returns and the memory
-    /// that those name until the operations' completion.
+    /// The iocbs are valid. Their iovecs stay valid until this function returns, and the memory
+    /// that those name until the operations complete.
     pub(crate) unsafe fn submit(&self, iocbs: &mut [*mut Iocb]) -> io::Result<usize> {
         // SAFETY: as required of the caller.
         let taken = unsafe {
@@ -131,14 +130,14 @@ impl Context {
         usize::try_from(taken).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Whether something has completed; no system call.
+    /// Returns whether an operation has completed; makes no system call.
     #[inline]
     pub(crate) fn ready(&self) -> bool {
         let header = self.header();
         header.head.load(Ordering::Relaxed) != header.tail.load(Ordering::Acquire)
     }
 
-    /// Take all completions that are there; no system call.
+    /// Takes all completions that are available; makes no system call.
     #[inline]
     pub(crate) fn reap(&self, mut each: impl FnMut(Event)) {
         let header = self.header();
@@ -146,8 +145,8 @@ impl Context {
         let tail = header.tail.load(Ordering::Acquire);
         let events = (self.id + size_of::<Header>()) as *const Event;
         while head != tail {
-            // SAFETY: `head` is less than `nr`; the kernel has written this
-            // event before it moved the tail past it.
+            // SAFETY: `head` is less than `nr`; the kernel wrote this event before it moved the
+            // tail past it.
             each(unsafe { *events.add(head as usize) });
             head = (head + 1) % header.nr;
         }
@@ -158,13 +157,13 @@ impl Context {
 /// Waits for the operations in flight.
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context is this value's own; nobody uses it now.
+        // SAFETY: the context is this value's own; nothing uses it any more.
         let result = unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
         debug_assert_eq!(result, 0);
     }
 }
 
-/// One read or write, to be filled in.
+/// Parameters of one read or write.
 #[derive(Clone, Copy)]
 pub(crate) struct Operation {
     pub(crate) fd: RawFd,
@@ -174,17 +173,17 @@ pub(crate) struct Operation {
     pub(crate) iov_len: usize,
     pub(crate) offset: u64,
     pub(crate) data: u64,
-    /// An eventfd that its completion signals.
+    /// Eventfd that the completion signals.
     pub(crate) event: RawFd,
 }
 
 impl Operation {
-    /// A single segment is spared the import of iovecs.
+    /// Makes the iocb. A single segment uses an opcode that imports no iovecs.
     ///
     /// # Safety
     /// The iovecs are valid.
     pub(crate) unsafe fn iocb(self) -> Iocb {
-        // SAFETY: a structure of integers, for which zero is a value.
+        // SAFETY: zero is a valid value of a structure of integers.
         let mut iocb: Iocb = unsafe { std::mem::zeroed() };
         let vectored = self.iov_len != 1;
         iocb.aio_lio_opcode = match (self.write, vectored) {

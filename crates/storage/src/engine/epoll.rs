@@ -1,4 +1,4 @@
-//! The place to sleep of the engines without a ring.
+//! Sleeps on epoll(7), for the engines without a ring.
 
 use crate::engine::sockets::Sockets;
 use fathom_core::{Completion, Token, Wait};
@@ -11,11 +11,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Events taken in one call; more wait for the next.
+/// Maximum number of events taken in one call; further ones wait for the next call.
 const EVENTS: usize = 64;
 
-/// Eventfds and sockets watched edge-triggered, so that nobody has to read
-/// eventfds.
+/// Eventfds and sockets, watched edge-triggered so that eventfds need not be read.
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     buffer: [MaybeUninit<epoll::Event>; EVENTS],
@@ -29,9 +28,9 @@ impl Epoll {
         })
     }
 
-    /// `fd` stays open until `unwatch` or as long as this value.
+    /// Watches an eventfd. `fd` stays open until `unwatch` or as long as this value.
     pub(crate) fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
-        // SAFETY: open, as required of the caller.
+        // SAFETY: the descriptor is open, as required of the caller.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let data = EventData::new_u64(token.to_u64());
         epoll::add(&self.epoll, fd, data, EventFlags::IN | EventFlags::ET)?;
@@ -39,29 +38,28 @@ impl Epoll {
     }
 
     pub(crate) fn unwatch(&self, fd: RawFd) {
-        // SAFETY: still open, as required of the caller of `watch`.
+        // SAFETY: the descriptor is still open, as required of the caller of `watch`.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         if let Err(error) = epoll::delete(&self.epoll, fd) {
             tracing::warn!("epoll: cannot remove a file descriptor: {}", cause(error));
         }
     }
 
-    /// Likewise, until `unwatch`, a socket that becomes readable or writable.
+    /// Watches a socket for becoming readable or writable. It stays open until `unwatch`.
     pub(crate) fn watch_socket(&self, socket: BorrowedFd<'_>, data: u64) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(&self.epoll, socket, EventData::new_u64(data), flags)?;
         Ok(())
     }
 
-    /// Whether `wait` would return at once.
+    /// Returns whether `wait` would return at once.
     pub(crate) fn has_events(&self) -> bool {
         let mut polled = [PollFd::new(&self.epoll, PollFlags::IN)];
         poll(&mut polled, Some(&Timespec::default())).is_ok_and(|n| n > 0)
     }
 
-    /// Append the tokens of what was signalled to `out`, but not the engine's
-    /// own, and wake the sockets that are ready. False: the time was over or
-    /// a signal came.
+    /// Appends the tokens of signalled descriptors to `out`, except the engine's own, and wakes
+    /// sockets that are ready. Returns false if the time was over or a signal arrived.
     pub(crate) fn wait(
         &mut self,
         wait: Wait,

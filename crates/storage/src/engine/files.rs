@@ -1,18 +1,18 @@
-//! The files that an engine knows, by number.
+//! An engine's files, by number.
 
 use fathom_core::FileId;
 use std::os::fd::RawFd;
 
 const FREE: RawFd = -1;
 
-/// File descriptors by [`FileId`]. Their owners keep them open.
+/// File descriptors by [`FileId`]. The owners of the descriptors keep them open.
 #[derive(Default)]
 pub(crate) struct Files {
     fds: Vec<RawFd>,
 }
 
 impl Files {
-    /// The number is the lowest that is free.
+    /// Adds a descriptor under the lowest free number.
     pub(crate) fn add(&mut self, fd: RawFd) -> FileId {
         let free = self.fds.iter().position(|&fd| fd == FREE);
         let index = free.unwrap_or(self.fds.len());

@@ -12,32 +12,32 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Operations in flight at the start.
+/// Number of operations the context can hold at the start.
 const CAPACITY: usize = 1024;
 
-/// The most iovecs in one operation (UIO_MAXIOV).
+/// Maximum number of iovecs in one operation (UIO_MAXIOV).
 const MAX_IOVECS: u32 = 1024;
 
-/// When the kernel takes nothing although nothing is in flight, it is asked
-/// again after this time.
+/// Delay before io_submit(2) is repeated when the kernel accepts nothing although nothing is in
+/// flight.
 const STARVED: Duration = Duration::from_millis(1);
 
-/// io_submit(2) for reads and writes, which must be direct: others block in
-/// it. What AIO cannot do goes to a pool of threads.
+/// Linux AIO: io_submit(2) for reads and writes, which must use direct I/O because others would
+/// block in it. Operations that AIO does not support go to a pool of threads.
 pub struct Native {
     context: Context,
-    /// Signalled by each completion.
+    /// Eventfd that each completion signals.
     event: OwnedFd,
     epoll: Epoll,
     pool: Pool,
     files: Files,
     sockets: Sockets,
-    /// Pushed and not yet taken by the kernel.
+    /// Operations that were pushed and not yet accepted by the kernel.
     queued: Vec<Iocb>,
     pointers: Vec<*mut Iocb>,
-    /// Taken by the kernel and not completed.
+    /// Number of operations that the kernel has accepted and not completed.
     in_flight: usize,
-    /// The kernel takes no more until something completes.
+    /// Whether the kernel accepts no more until an operation completes.
     full: bool,
     since_look: u32,
 }
@@ -63,7 +63,7 @@ impl Native {
         })
     }
 
-    /// Hand what is queued to the kernel, as far as it takes it.
+    /// Submits queued operations to the kernel, as many as it accepts.
     fn start(&mut self, out: &mut Vec<Completion>) {
         self.full = false;
         let mut taken = 0;
@@ -77,8 +77,7 @@ impl Native {
             self.pointers.clear();
             let iocbs = self.queued[taken..taken + batch].iter_mut();
             self.pointers.extend(iocbs.map(std::ptr::from_mut));
-            // SAFETY: what the iocbs name is valid as required of the callers
-            // of `push`.
+            // SAFETY: the memory that the iocbs name is valid as required of the callers of `push`.
             match unsafe { self.context.submit(&mut self.pointers) } {
                 Ok(n) => {
                     self.in_flight += n;
@@ -114,14 +113,14 @@ impl Native {
         self.pool.reap(out);
     }
 
-    /// Sleep until there is something for `out`, or there might be.
+    /// Sleeps until `out` has a completion, a signal arrives or the time is over.
     fn sleep(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
         let before = out.len();
         let wait = match wait {
             Wait::Forever if self.full && self.in_flight == 0 => Wait::For(STARVED),
             other => other,
         };
-        // An event may be about what has been reaped long ago.
+        // An event may belong to completions that were reaped earlier.
         while out.len() == before && self.pool.before_sleep() {
             let woken = self.epoll.wait(wait, &mut self.sockets, out);
             self.pool.after_sleep();
@@ -140,13 +139,13 @@ impl Engine for Native {
         "native"
     }
 
-    /// More operations than the context has room for wait in `queued`.
+    /// Makes room for `n` operations. Those that exceed the context's capacity wait in `queued`.
     fn reserve(&mut self, n: usize) -> io::Result<()> {
         self.pool.reserve(n);
         self.queued.reserve(n.saturating_sub(self.queued.len()));
         self.pointers.reserve(n.saturating_sub(self.pointers.len()));
         if n > self.context.capacity() && self.in_flight == 0 {
-            // The limit is the system's; a smaller context serves, too.
+            // fs.aio-max-nr limits the capacity; the smaller context works, too.
             if let Ok(context) = Context::new(n) {
                 self.context = context;
             }

@@ -1,15 +1,15 @@
-//! Operations as io_uring is told of them.
+//! Converts operations to io_uring submission entries.
 
 use crate::engine::pinned::Pinned;
 use fathom_core::{Io, IoKind, SocketIo, SocketIoKind};
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-/// The kernel takes no more in one operation (MAX_RW_COUNT); it would give a
-/// short result, as it does here.
+/// Maximum length of one operation in bytes (the kernel's MAX_RW_COUNT). Longer operations give a
+/// short result, as they do in the kernel.
 const MAX_LEN: usize = 0x7fff_f000;
 
-/// The most iovecs in one operation (UIO_MAXIOV).
+/// Maximum number of iovecs in one operation (UIO_MAXIOV).
 const MAX_IOVECS: u32 = 1024;
 
 /// # Safety
@@ -29,7 +29,7 @@ pub(crate) unsafe fn entry(io: &Io, fd: Fd, pinned: Option<&Pinned>) -> squeue::
     }
 }
 
-/// A single segment is spared the import of iovecs.
+/// Makes the entry of a read. A single segment uses an opcode that imports no iovecs.
 ///
 /// # Safety
 /// As for [`entry`].
@@ -82,15 +82,15 @@ unsafe fn write(io: &Io, fd: Fd, dsync: bool, pinned: Option<&Pinned>) -> squeue
     }
 }
 
-/// A single iovec needs no message.
+/// Makes the entry of a socket operation. A single iovec needs no message header.
 ///
 /// # Safety
 /// As for [`Engine::push_socket`](fathom_core::Engine::push_socket).
 pub(crate) unsafe fn socket_entry(io: &SocketIo) -> squeue::Entry {
     let fd = Fd(io.socket);
-    // A partial send goes on by itself.
+    // The kernel continues a partial send by itself.
     let send = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-    // SAFETY: a message with as many iovecs, says the caller.
+    // SAFETY: the caller vouches for a message with that many iovecs.
     let iovecs = unsafe {
         let message = &*io.message;
         std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen as _)
@@ -113,8 +113,8 @@ fn len(segment: &libc::iovec) -> u32 {
     segment.iov_len.min(MAX_LEN) as u32
 }
 
-/// The iovecs that the kernel takes at once, and the registered buffer that
-/// they lie in, if they lie in one.
+/// Returns the iovecs that the kernel accepts at once, and the number of the registered buffer that
+/// contains them all, if one does.
 ///
 /// # Safety
 /// As for [`entry`].
@@ -124,7 +124,7 @@ unsafe fn segments<'a>(io: &'a Io, pinned: Option<&Pinned>) -> (&'a [libc::iovec
     if count == 0 {
         return (&[], None);
     }
-    // SAFETY: there are as many, says the caller.
+    // SAFETY: the caller vouches for that many iovecs.
     let iovecs = unsafe { std::slice::from_raw_parts(io.iov, count) };
     (iovecs, pinned.and_then(|pinned| pinned.find(iovecs)))
 }

@@ -1,41 +1,42 @@
-//! Guest memory that io_uring has registered.
+//! Guest memory that is registered with io_uring.
 
 use crate::engine::ring::Ring;
 use fathom_core::Buffer;
 use fathom_units::cause;
 use std::io;
 
-/// The longest buffer that io_uring takes.
+/// Maximum length of a registered buffer in bytes.
 const MAX_LEN: usize = 1 << 30;
 
-/// Room in the ring's table (the kernel's IORING_MAX_REG_BUFFERS), in pieces of guest memory.
+/// Number of slots in the ring's buffer table (the kernel's IORING_MAX_REG_BUFFERS), one for each
+/// piece of guest memory.
 const SLOTS: u16 = 16384;
 
-/// Guest memory that the kernel has pinned and mapped for the life of its
-/// queues, so that it need not look up the pages of each request.
+/// Guest memory that the kernel has pinned and mapped for as long as the queues exist, so that it
+/// need not look up the pages of each request.
 ///
-/// The price: all of that memory is resident and stays where it is. It counts
-/// against RLIMIT_MEMLOCK (for users without CAP_IPC_LOCK) once for each
-/// worker; a balloon or free page reporting gives nothing back to the host;
-/// it cannot be swapped, merged (KSM) or compacted; a guest cannot arrive by
-/// post-copy migration, which wants its pages absent; and a queue starts
-/// later, as touching fresh memory takes about a second for 4 GiB.
+/// The costs: all of that memory is resident and cannot move.
+/// - It counts against RLIMIT_MEMLOCK (for users without CAP_IPC_LOCK) once for each worker.
+/// - A balloon or free page reporting returns no memory to the host.
+/// - The memory cannot be swapped, merged (KSM) or compacted.
+/// - The guest cannot be the target of post-copy migration, which needs its pages absent.
+/// - A queue starts later, as touching fresh memory takes about a second for 4 GiB.
 pub(crate) struct Pinned {
-    /// Sorted by address; they do not overlap.
+    /// Registered buffers, sorted by address; they do not overlap.
     buffers: Vec<Registered>,
-    /// Numbers below `SLOTS` that were given back.
+    /// Numbers below `SLOTS` that were released.
     free: Vec<u16>,
-    /// The ring has a table.
+    /// Whether the ring has a buffer table.
     usable: bool,
-    /// The kernel takes several segments in one registered buffer (6.15).
+    /// Whether the kernel supports several segments in one registered buffer (since Linux 6.15).
     vectors: bool,
 }
 
 struct Registered {
     buffer: Buffer,
-    /// Its place in the ring's table.
+    /// The buffer's slot in the ring's table.
     number: u16,
-    /// How often it was added.
+    /// Number of times the buffer was added and not removed.
     users: u32,
 }
 
@@ -66,12 +67,12 @@ impl Pinned {
         };
     }
 
-    /// Register everything with another ring.
+    /// Registers all buffers with another ring.
     pub(crate) fn move_to(&mut self, ring: &Ring) {
         self.prepare(ring);
         let (usable, free) = (self.usable, &mut self.free);
         self.buffers.retain(|known| {
-            // SAFETY: it is still added, so it is still mapped.
+            // SAFETY: the buffer has not been removed, so it is still mapped.
             let stays = usable && unsafe { register(ring, known.number, known.buffer) };
             if !stays {
                 free.push(known.number);
@@ -116,14 +117,14 @@ impl Pinned {
     pub(crate) fn remove(&mut self, ring: &Ring, buffer: Buffer) {
         for part in parts(buffer) {
             let Ok(at) = self.position(part) else {
-                continue; // could not be registered
+                continue; // it could not be registered
             };
             self.buffers[at].users -= 1;
             if self.buffers[at].users == 0 {
                 let gone = self.buffers.remove(at);
                 self.free.push(gone.number);
                 let nothing = Buffer { addr: 0, len: 0 };
-                // SAFETY: an empty buffer points nowhere.
+                // SAFETY: an empty buffer refers to no memory.
                 if let Err(error) = unsafe { ring.set_buffer(gone.number.into(), nothing) } {
                     tracing::warn!(
                         "cannot unregister guest memory from io_uring: {}",
@@ -134,7 +135,7 @@ impl Pinned {
         }
     }
 
-    /// The number of the buffer that all segments lie in.
+    /// Returns the number of the buffer that contains all segments.
     #[inline]
     pub(crate) fn find(&self, iovecs: &[libc::iovec]) -> Option<u16> {
         if iovecs.len() > 1 && !self.vectors {
@@ -157,13 +158,13 @@ impl Pinned {
     }
 
     fn free_number(&mut self) -> Option<u16> {
-        // Numbers that are neither free nor beyond these are in use.
+        // Numbers below `next` are in use or in `free`.
         let next = (self.buffers.len() + self.free.len()) as u16;
         self.free.pop().or((next < SLOTS).then_some(next))
     }
 }
 
-/// The buffer in pieces that io_uring takes.
+/// Splits a buffer into pieces that io_uring accepts.
 fn parts(buffer: Buffer) -> impl Iterator<Item = Buffer> {
     (0..buffer.len).step_by(MAX_LEN).map(move |done| Buffer {
         addr: buffer.addr + done,
@@ -171,10 +172,11 @@ fn parts(buffer: Buffer) -> impl Iterator<Item = Buffer> {
     })
 }
 
-/// False when the kernel refuses: requests go on as without.
+/// Registers a buffer. If the kernel refuses, warns and returns false; requests then use the memory
+/// unregistered.
 ///
 /// # Safety
-/// The buffer stays mapped until its number is given to another.
+/// The buffer stays mapped until its number is given to another buffer.
 unsafe fn register(ring: &Ring, number: u16, buffer: Buffer) -> bool {
     // SAFETY: as required of the caller.
     match unsafe { ring.set_buffer(number.into(), buffer) } {

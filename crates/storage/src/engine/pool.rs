@@ -1,4 +1,4 @@
-//! Threads that make blocking system calls for a worker.
+//! Pool of threads that make blocking system calls for a worker.
 
 use fathom_core::{Completion, Io, IoKind, ThreadKind, Token, thread_starts};
 use fathom_units::cause;
@@ -12,40 +12,40 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Threads at most; they are started when there is work for them.
+/// Maximum number of threads; they are started when there is work for them.
 const MAX_THREADS: usize = 64;
 
-/// A thread without work ends after this time.
+/// Time after which a thread without work ends.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// The most iovecs in one call (UIO_MAXIOV).
+/// Maximum number of iovecs in one call (UIO_MAXIOV).
 const MAX_IOVECS: u32 = 1024;
 
 /// linux/fs.h
 const BLKDISCARD: libc::Ioctl = 0x1277;
 
-/// One blocking call to make.
+/// A blocking call to make.
 #[derive(Clone, Copy)]
 struct Job {
     fd: RawFd,
     io: Io,
-    /// A single segment, whose iovec need not stay where it was.
+    /// Copy of the iovec, if there is only one, so that the original need not stay in place.
     one: Option<iovec>,
     token: Token,
 }
 
-// SAFETY: whoever pushed it keeps its iovecs and their memory valid until its
-// completion has been seen, whichever thread uses them.
+// SAFETY: the pusher keeps the iovecs and their memory valid until it has seen the completion,
+// whichever thread uses them.
 unsafe impl Send for Job {}
 
-/// What the threads share.
+/// State shared by the threads and the worker.
 struct Shared {
     work: Mutex<Work>,
     wake: Condvar,
     done: Mutex<Vec<Completion>>,
-    /// Completions in `done`.
+    /// Number of completions in `done`.
     ready: AtomicUsize,
-    /// The worker sleeps, or is about to: signal the event.
+    /// Whether the worker sleeps, or is about to, so that a completion must signal the event.
     sleeping: AtomicBool,
     event: OwnedFd,
 }
@@ -58,14 +58,14 @@ struct Work {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics half-way while holding one of these.
+    // Nothing panics half-way while one of these mutexes is held, so their data is intact.
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// One worker's pool.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    /// Pushed and not yet handed to the threads.
+    /// Jobs that were pushed and not yet handed to the threads.
     queued: Vec<Job>,
     handles: Vec<JoinHandle<()>>,
 }
@@ -92,12 +92,12 @@ impl Pool {
         })
     }
 
-    /// Signalled when something completes while the worker sleeps.
+    /// Returns the eventfd that is signalled when a job completes while the worker sleeps.
     pub(crate) fn event(&self) -> RawFd {
         self.shared.event.as_raw_fd()
     }
 
-    /// Room for `n` jobs, so that pushing and completing allocate nothing.
+    /// Reserves room for `n` jobs, so that pushing and completing allocate no memory.
     pub(crate) fn reserve(&mut self, n: usize) {
         self.queued.reserve(n.saturating_sub(self.queued.len()));
         let mut work = lock(&self.shared.work);
@@ -114,23 +114,23 @@ impl Pool {
     /// until the completion has been seen.
     pub(crate) unsafe fn push(&mut self, fd: RawFd, io: Io, token: Token) {
         let with_data = matches!(io.kind, IoKind::Read | IoKind::Write { .. });
-        // SAFETY: there is one iovec, says the caller.
+        // SAFETY: the caller vouches that there is one iovec.
         let one = (with_data && io.iov_len == 1).then(|| unsafe { *io.iov });
         self.queued.push(Job { fd, io, one, token });
     }
 
-    /// Jobs that the threads have not been told of.
+    /// Returns the number of jobs that have not been handed to the threads.
     pub(crate) fn queued(&self) -> usize {
         self.queued.len()
     }
 
-    /// Whether `reap` would find something; no lock.
+    /// Returns whether `reap` would find completions. Takes no lock.
     #[inline]
     pub(crate) fn ready(&self) -> bool {
         self.shared.ready.load(Ordering::Acquire) > 0
     }
 
-    /// Hand what is queued to the threads, with one lock for all.
+    /// Hands all queued jobs to the threads under one lock.
     pub(crate) fn submit(&mut self) {
         if self.queued.is_empty() {
             return;
@@ -156,7 +156,7 @@ impl Pool {
         }
     }
 
-    /// Append what has completed to `out`.
+    /// Appends completions to `out`.
     pub(crate) fn reap(&mut self, out: &mut Vec<Completion>) {
         if !self.ready() {
             return;
@@ -166,7 +166,8 @@ impl Pool {
         out.append(&mut done);
     }
 
-    /// The worker is going to sleep. False: not now, something has completed.
+    /// Announces that the worker is going to sleep. Returns false if it must not, because jobs have
+    /// completed.
     pub(crate) fn before_sleep(&self) -> bool {
         self.shared.sleeping.store(true, Ordering::SeqCst);
         if self.shared.ready.load(Ordering::SeqCst) > 0 {
@@ -182,7 +183,7 @@ impl Pool {
 }
 
 impl Shared {
-    /// A thread's life.
+    /// Runs jobs until the thread must stop.
     fn run(&self) {
         thread_starts(ThreadKind::Io);
         while let Some(job) = self.next() {
@@ -194,7 +195,7 @@ impl Shared {
         }
     }
 
-    /// The next job; None: stop.
+    /// Returns the next job, or None if the thread must stop.
     fn next(&self) -> Option<Job> {
         let mut work = lock(&self.work);
         loop {
@@ -223,12 +224,13 @@ impl Shared {
         self.ready.store(done.len(), Ordering::SeqCst);
         drop(done);
         if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
-            // An eventfd's counter cannot overflow by ones.
+            // The eventfd's counter cannot overflow by increments of one.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// One thread fewer than planned. Without any, its jobs fail.
+    /// Accounts for a thread that could not be started. If no thread is left, fails all waiting
+    /// jobs.
     fn could_not_start(&self, error: io::Error) {
         tracing::warn!(
             "cannot start a thread for I/O, so fewer requests run at the same time: {}",
@@ -250,7 +252,7 @@ impl Shared {
     }
 }
 
-/// Waits for the jobs in flight: they use memory that is not the pool's.
+/// Waits for the jobs in flight, which use memory that the pool does not own.
 impl Drop for Pool {
     fn drop(&mut self) {
         self.submit();
@@ -263,14 +265,14 @@ impl Drop for Pool {
 }
 
 impl Job {
-    /// Make the call: bytes moved or a negative errno.
+    /// Makes the call. Returns the number of bytes moved or a negative errno.
     fn run(&self) -> i32 {
         let io = &self.io;
         let (offset, len) = (io.offset as i64, io.len as i64);
         let iov = self.one.as_ref().map_or(io.iov, std::ptr::from_ref);
         let count = io.iov_len.min(MAX_IOVECS) as i32;
-        // SAFETY: for reads and writes the iovecs are valid until the
-        // completion; the other calls use no memory.
+        // SAFETY: for reads and writes the iovecs are valid until the completion; the other calls
+        // use no memory.
         let result = unsafe {
             match io.kind {
                 IoKind::Read => libc::preadv(self.fd, iov, count, offset),

@@ -1,10 +1,11 @@
-//! What a ring takes, and nothing else: no filter of system calls sees the requests in it.
+//! Restricts a ring to the operations that Fathom uses. seccomp filters do not see operations in a
+//! ring.
 
 use io_uring::register::{Probe, Restriction};
 use io_uring::{IoUring, opcode, squeue};
 use std::io;
 
-/// All requests that the engine makes.
+/// Opcodes of all requests that the engine makes.
 const REQUESTS: [u8; 15] = [
     opcode::Read::CODE,
     opcode::Readv::CODE,
@@ -23,14 +24,14 @@ const REQUESTS: [u8; 15] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// Likewise, since Linux 6.15.
+/// Opcodes that the engine also uses, since Linux 6.15.
 const VECTORS: [u8; 2] = [opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
 
-/// io_uring_register(2): files, their updates, the probe, enabling, buffers and their updates, and
-/// this thread's number for the ring.
+/// Permitted io_uring_register(2) operations: files, file updates, probe, enable, buffers, buffer
+/// updates, and registering and unregistering the ring's descriptor for this thread.
 const REGISTRATIONS: [u8; 8] = [2, 6, 8, 12, 15, 16, 20, 21];
 
-/// Restrict a ring that was made disabled, for good, and enable it.
+/// Permanently restricts a ring that was created disabled, and enables it.
 pub(super) fn restrict(ring: &IoUring) -> io::Result<()> {
     let submitter = ring.submitter();
     let mut known = Probe::new();
@@ -53,7 +54,7 @@ mod tests {
     use io_uring::types::Fd;
 
     fn result_of(ring: &mut Ring, entry: &squeue::Entry) -> i32 {
-        // SAFETY: what it points to is static.
+        // SAFETY: the entry points only to static data.
         assert!(unsafe { ring.push(entry) });
         ring.enter(1, None).unwrap();
         let mut result = None;
@@ -73,7 +74,7 @@ mod tests {
                 opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0).build(),
                 opcode::Connect::new(Fd(0), std::ptr::null(), 0).build(),
                 opcode::UnlinkAt::new(cwd, path).build(),
-                // Links between requests are not used, either.
+                // Links between requests are not used either.
                 opcode::PollRemove::new(0)
                     .build()
                     .flags(squeue::Flags::IO_LINK),

@@ -1,4 +1,4 @@
-//! An io_uring as the kernel gives it: set up, entered, reaped.
+//! Thin wrapper of an io_uring: setup, enter, reap.
 
 use crate::engine::restrict::restrict;
 use fathom_core::Buffer;
@@ -8,16 +8,16 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-/// Submission queue entries; what exceeds them goes in several batches.
+/// Number of submission queue entries. Longer queues are submitted in several batches.
 const SQ_ENTRIES: u32 = 1024;
 
-/// Completion queue entries at the start.
+/// Number of completion queue entries at the start.
 const CQ_ENTRIES: u32 = 4096;
 
-/// The most that the kernel allows (IORING_MAX_CQ_ENTRIES).
+/// Maximum number of completion queue entries that the kernel allows (IORING_MAX_CQ_ENTRIES).
 pub(crate) const MAX_CQ_ENTRIES: u32 = 65536;
 
-/// See io_uring_register(2); the number is part of the kernel's interface.
+/// See io_uring_register(2); the numbers are part of the kernel's ABI.
 const IORING_REGISTER_RING_FDS: libc::c_uint = 20;
 const IORING_UNREGISTER_RING_FDS: libc::c_uint = 21;
 
@@ -38,29 +38,29 @@ struct GeteventsArg {
     ts: u64,
 }
 
-/// How the kernel tells of completions: the best that it knows.
+/// How the kernel delivers completions, the best mode first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Setup {
-    /// When this thread enters it for them (since 6.1).
+    /// When this thread enters the ring with GETEVENTS (since Linux 6.1).
     Deferred,
-    /// When this thread enters it for anything (since 5.19).
+    /// When this thread enters the kernel for any reason (since Linux 5.19).
     Cooperative,
-    /// By interrupting this thread (since 5.11).
+    /// By interrupting this thread (since Linux 5.11).
     Plain,
 }
 
-/// One ring, used by the thread that made it.
+/// One ring, used only by the thread that made it.
 pub(crate) struct Ring {
     ring: io_uring::IoUring,
-    /// The ring as io_uring_enter(2) is told of it: registered with the
-    /// thread where possible, which spares each call a look-up.
+    /// The descriptor passed to io_uring_enter(2): the index registered for the thread, if
+    /// possible, which saves each call a look-up.
     fd: RawFd,
     fd_flags: EnterFlags,
 }
 
 impl Ring {
-    /// A ring whose completion queue holds `cq_entries` at least, up to the
-    /// kernel's limit.
+    /// Makes a ring whose completion queue holds at least `cq_entries` entries, up to the kernel's
+    /// limit.
     pub(crate) fn new(cq_entries: u32) -> io::Result<Ring> {
         for setup in [Setup::Deferred, Setup::Cooperative] {
             match Ring::with(setup, cq_entries) {
@@ -87,7 +87,7 @@ impl Ring {
         self.ring.params().cq_entries()
     }
 
-    /// Make a table of files; false where the kernel cannot.
+    /// Registers a table of files. Returns false if the kernel cannot.
     pub(crate) fn register_files(&self, fds: &[RawFd]) -> bool {
         self.ring.submitter().register_files(fds).is_ok()
     }
@@ -97,16 +97,16 @@ impl Ring {
         submitter.register_files_update(index, &[fd]).map(drop)
     }
 
-    /// Make an empty table of registered buffers.
+    /// Registers an empty table of buffers.
     pub(crate) fn make_buffer_table(&self, slots: u32) -> io::Result<()> {
         self.ring.submitter().register_buffers_sparse(slots)
     }
 
-    /// Put a buffer into the table, in place of what is there. What uses the
-    /// old one finishes undisturbed.
+    /// Replaces the buffer in a slot of the table. Operations that use the old buffer finish
+    /// undisturbed.
     ///
     /// # Safety
-    /// The buffer stays mapped until its place is given to another.
+    /// The buffer stays mapped until its slot is given to another buffer.
     pub(crate) unsafe fn set_buffer(&self, slot: u32, buffer: Buffer) -> io::Result<()> {
         let iov = libc::iovec {
             iov_base: buffer.addr as *mut libc::c_void,
@@ -117,14 +117,14 @@ impl Ring {
         unsafe { submitter.register_buffers_update(slot, &[iov], None) }.map(drop)
     }
 
-    /// Whether several segments may lie in a registered buffer.
+    /// Returns whether the kernel supports several segments in a registered buffer.
     pub(crate) fn knows_registered_vectors(&self) -> bool {
         let mut probe = io_uring::Probe::new();
         let probed = self.ring.submitter().register_probe(&mut probe);
         probed.is_ok() && probe.is_supported(opcode::ReadvFixed::CODE)
     }
 
-    /// Queue an entry; false when the queue is full.
+    /// Queues an entry. Returns false if the queue is full.
     ///
     /// # Safety
     /// What the entry points to stays valid until its completion.
@@ -134,27 +134,27 @@ impl Ring {
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }
 
-    /// Entries that the kernel has not taken.
+    /// Returns the number of entries that the kernel has not accepted.
     #[inline]
     pub(crate) fn queued(&mut self) -> usize {
         self.ring.submission().len()
     }
 
-    /// Whether completions can be reaped without entering the kernel.
+    /// Returns whether completions can be reaped without entering the kernel.
     #[inline]
     pub(crate) fn has_completions(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
 
-    /// Whether the kernel must be entered for completions to appear.
+    /// Returns whether the kernel must be entered for completions to appear.
     #[inline]
     pub(crate) fn needs_enter(&mut self) -> bool {
         let sq = self.ring.submission();
         sq.taskrun() || sq.cq_overflow()
     }
 
-    /// Submit what is queued and, when `min_complete` is not 0, wait for so
-    /// many completions, for `timeout` at most.
+    /// Submits queued entries. If `min_complete` is not 0, waits for that many completions, for at
+    /// most `timeout`.
     #[inline]
     pub(crate) fn enter(&mut self, min_complete: u32, timeout: Option<Duration>) -> io::Result<()> {
         let queued = self.queued() as u32;
@@ -171,8 +171,8 @@ impl Ring {
         self.enter_with(queued, min_complete, Some(&arg))
     }
 
-    /// GETEVENTS is always given: without it the kernel does not run what
-    /// has been deferred to this thread.
+    /// Calls io_uring_enter(2), always with GETEVENTS: without it the kernel does not run work that
+    /// is deferred to this thread.
     #[inline]
     fn enter_with(
         &self,
@@ -188,8 +188,8 @@ impl Ring {
             }
             None => (std::ptr::null(), 0),
         };
-        // SAFETY: the arguments are as io_uring_enter(2) wants them; `arg`
-        // is null or points to a valid structure of this size for the call.
+        // SAFETY: the arguments are as io_uring_enter(2) expects; `arg` is null or points to a
+        // valid structure of this size during the call.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,
@@ -207,7 +207,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Take all completions that are there.
+    /// Takes all completions that are available.
     #[inline]
     pub(crate) fn reap(&mut self, mut each: impl FnMut(cqueue::Entry)) {
         self.ring.completion().for_each(&mut each);
@@ -234,7 +234,7 @@ fn build(setup: Setup, cq_entries: u32) -> io::Result<io_uring::IoUring> {
     Ok(ring)
 }
 
-/// The registration would keep the ring alive as long as its thread.
+/// Unregisters the descriptor; the registration would keep the ring alive until its thread exits.
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.fd_flags.contains(EnterFlags::REGISTERED_RING) {
@@ -249,7 +249,7 @@ impl Drop for Ring {
     }
 }
 
-/// The ring's number among this thread's registered rings (since 5.18).
+/// Registers the ring's descriptor for this thread and returns its index (since Linux 5.18).
 fn register_ring_fd(fd: RawFd) -> Option<RawFd> {
     let mut update = RsrcUpdate {
         offset: u32::MAX,
@@ -260,10 +260,10 @@ fn register_ring_fd(fd: RawFd) -> Option<RawFd> {
     registered.then_some(update.offset as RawFd)
 }
 
-/// io_uring_register(2) with one structure; true when the kernel did it.
+/// Calls io_uring_register(2) with one structure. Returns true on success.
 fn register(fd: RawFd, opcode: libc::c_uint, update: &mut RsrcUpdate) -> bool {
     let update: *mut RsrcUpdate = update;
-    // SAFETY: both opcodes want an array of these structures, here of one;
-    // the kernel writes at most into it.
+    // SAFETY: both opcodes expect an array of these structures, here of one element; the kernel
+    // writes at most into it.
     unsafe { libc::syscall(libc::SYS_io_uring_register, fd, opcode, update, 1) == 1 }
 }

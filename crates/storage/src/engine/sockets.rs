@@ -1,5 +1,5 @@
-//! Operations on sockets for the engines without a ring: they are tried when
-//! they are pushed and whenever epoll says that their socket is ready.
+//! Socket operations for the engines without a ring. An operation is tried when it is pushed and
+//! whenever epoll reports that its socket is ready.
 
 use crate::engine::epoll::Epoll;
 use fathom_core::token::Target;
@@ -10,21 +10,21 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 struct Pending {
     io: SocketIo,
     token: Token,
-    /// The socket was not ready; epoll will tell.
+    /// Whether the socket was not ready, so that the operation waits for epoll.
     parked: bool,
     cancelled: bool,
 }
 
-/// Of one worker.
+/// One worker's pending socket operations.
 #[derive(Default)]
 pub(crate) struct Sockets {
     pending: Vec<Pending>,
-    /// Operations that are to be tried.
+    /// Number of operations to try.
     due: usize,
 }
 
-/// Events of a socket carry its descriptor; those of the engine's own
-/// eventfds carry [`Token::ENGINE`].
+/// Flag in the epoll data of a socket, which also carries its descriptor. The data of the engine's
+/// own eventfds is [`Token::ENGINE`] without it.
 const SOCKET: u64 = 1 << 32;
 
 impl Sockets {
@@ -52,20 +52,20 @@ impl Sockets {
         }
     }
 
-    /// Whether anything is to be tried.
+    /// Returns whether any operation is to be tried.
     #[inline]
     pub(crate) fn are_due(&self) -> bool {
         self.due > 0
     }
 
-    /// Whether anything waits, and epoll has something to tell. Only then it
-    /// costs a system call.
+    /// Returns whether operations wait for their sockets and epoll has events. Makes a system call
+    /// only if operations wait.
     #[inline]
     pub(crate) fn have_events(&self, epoll: &Epoll) -> bool {
         self.pending.len() > self.due && epoll.has_events()
     }
 
-    /// An event of epoll; false when it was not about a socket.
+    /// Handles an event of epoll. Returns false if it does not belong to a socket.
     pub(crate) fn wake(&mut self, data: u64) -> bool {
         let is_engine = Token::from_u64(data).target() == Target::Engine;
         if !is_engine || data & SOCKET == 0 {
@@ -78,7 +78,7 @@ impl Sockets {
         true
     }
 
-    /// Try what is due.
+    /// Tries the operations that are due.
     #[inline]
     pub(crate) fn run(&mut self, out: &mut Vec<Completion>) {
         if self.due > 0 {
@@ -102,11 +102,11 @@ impl Sockets {
 }
 
 impl Pending {
-    /// The result, or None: the socket is not ready.
+    /// Returns the result, or None if the socket is not ready.
     fn attempt(&mut self) -> Option<i32> {
         let (socket, message) = (self.io.socket, self.io.message);
         loop {
-            // SAFETY: the message is valid, says the caller of `push`.
+            // SAFETY: the caller of `push` vouches for the message.
             let result = unsafe {
                 match self.io.kind {
                     SocketIoKind::Receive => libc::recvmsg(socket, message, libc::MSG_DONTWAIT),

@@ -1,4 +1,4 @@
-//! The engine of threads that make blocking system calls.
+//! The engine that makes blocking system calls in a pool of threads.
 
 use crate::engine::epoll::Epoll;
 use crate::engine::files::Files;
@@ -8,12 +8,12 @@ use fathom_core::{Completion, Engine, FileId, Io, SocketIo, Token, Wait};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-/// A busy worker looks for kicks every so many submits: those of sources that
-/// were idle would otherwise wait until it has nothing to do. This is the one
-/// system call of a submit without I/O.
+/// Number of submits after which a busy worker polls its descriptors. Otherwise kicks of sources
+/// that were idle would wait until the worker is idle. This is the only system call of a submit
+/// without I/O.
 pub(crate) const BUSY_LOOK: u32 = 16;
 
-/// preadv(2), pwritev2(2) and so on in a pool of threads; works everywhere.
+/// preadv(2), pwritev2(2) and so on in a pool of threads; works on every kernel.
 pub struct Threads {
     pool: Pool,
     epoll: Epoll,
@@ -55,8 +55,7 @@ impl Engine for Threads {
     }
 
     unsafe fn push(&mut self, io: Io, token: Token) {
-        // SAFETY: as required of the caller; the file is open until
-        // `remove_file`.
+        // SAFETY: as required of the caller; the file stays open until `remove_file`.
         unsafe { self.pool.push(self.files.get(io.file), io, token) };
     }
 

@@ -23,46 +23,46 @@ use std::time::Duration;
 struct Watch {
     fd: RawFd,
     token: Token,
-    /// What the kernel knows it by.
+    /// The `user_data` of the poll.
     user_data: u64,
 }
 
-/// Marks completions that are not the channel's, as [`Token::ENGINE`] does:
-/// those of watches also carry their place, and a number that is not used
-/// again soon, so that a late one is not taken for its successor's.
+/// Position of the bits that mark the engine's own completions, as [`Token::ENGINE`] does. The
+/// `user_data` of a watch also carries its index and a serial number. The number is not reused
+/// soon, so that a late completion is not attributed to the watch's successor.
 const ENGINE_SHIFT: u32 = 60;
 const SERIAL_SHIFT: u32 = 32;
 const SERIALS: u64 = 1 << (ENGINE_SHIFT - SERIAL_SHIFT);
 
-/// io_uring(7) for one worker. Completions are run on this thread when it
-/// enters the kernel (DEFER_TASKRUN), never by an interrupt of its own.
+/// io_uring(7) for one worker. With DEFER_TASKRUN, completions run on this thread when it enters
+/// the kernel, never by an interrupt of their own.
 pub struct IoUring {
     ring: Ring,
     files: Files,
-    /// How many files a ring's table has room for.
+    /// Number of files for which a ring's table has room.
     table: u32,
-    /// As many of `files` are in the ring's table (of others, each operation
-    /// looks the descriptor up).
+    /// Number of files that the ring's table can hold; 0 if the ring has no table. Operations on
+    /// files with higher numbers look the descriptor up.
     fixed_files: u32,
-    /// By the place in `user_data`.
+    /// Watches, by the index in `user_data`.
     watches: Vec<Option<Watch>>,
     watch_serial: u64,
     /// Watches whose multishot poll has ended.
     ended: Vec<u64>,
-    /// What did not fit into the submission queue.
+    /// Entries that did not fit into the submission queue.
     backlog: VecDeque<squeue::Entry>,
-    /// The channel's operations that have not completed.
+    /// Number of file operations of channels that have not completed.
     in_flight: usize,
-    /// Those on sockets.
+    /// Number of socket operations that have not completed.
     on_sockets: usize,
-    /// For what the ring cannot do: device discards.
+    /// Threads for operations that the ring does not support: device discards.
     helpers: Option<Pool>,
-    /// Memory of guests that the kernel has mapped for good, if it is to.
+    /// Guest memory registered with the ring, if memory is to be pinned.
     pinned: Option<Pinned>,
 }
 
 impl IoUring {
-    /// EPERM or ENOSYS: io_uring is not permitted here.
+    /// Makes an engine. Fails with EPERM or ENOSYS where io_uring is not permitted.
     pub fn new(users: Users) -> io::Result<IoUring> {
         let ring = Ring::new(match users {
             Users::One => 0,
@@ -108,8 +108,8 @@ impl IoUring {
 
     #[inline]
     fn queue(&mut self, entry: squeue::Entry) {
-        // SAFETY: what the entry points to is valid until its completion, as
-        // required of the callers of `push`; other entries point nowhere.
+        // SAFETY: the memory that the entry points to is valid until its completion, as required of
+        // the callers of `push`; other entries point to no memory.
         if !self.backlog.is_empty() || unsafe { !self.ring.push(&entry) } {
             self.backlog.push_back(entry);
         }
@@ -120,7 +120,7 @@ impl IoUring {
         self.queue(poll.build().user_data(watch.user_data));
     }
 
-    /// Move the backlog into the submission queue as far as it goes.
+    /// Moves entries of the backlog into the submission queue until it is full.
     fn refill(&mut self) {
         while let Some(entry) = self.backlog.front() {
             // SAFETY: as in `queue`.
@@ -143,9 +143,9 @@ impl IoUring {
         }
     }
 
-    /// How to enter without waiting. The kernel runs at most
-    /// [`DEFERRED_RUN`] deferred completions in one call, unless more are
-    /// waited for; with a time limit of nothing that costs no waiting.
+    /// Returns `min_complete` and the timeout for entering without waiting. The kernel runs at most
+    /// [`DEFERRED_RUN`] deferred completions in one call, unless the caller waits for more. With a
+    /// timeout of zero, waiting for more takes no time.
     fn harvest(&mut self) -> (u32, Option<Duration>) {
         if self.in_flight <= DEFERRED_RUN || self.ring.queued() > 0 || !self.ring.needs_enter() {
             return (0, None);
@@ -176,7 +176,7 @@ impl IoUring {
                     });
                 }
                 if cqe.result() == -libc::ECANCELED {
-                    // The engine is going away.
+                    // The engine is being dropped, or the watch was removed.
                 } else if cqe.result() < 0 {
                     tracing::error!("io_uring: cannot watch an eventfd: {cqe:?}");
                 } else if !cqueue::more(cqe.flags()) {
@@ -215,8 +215,7 @@ impl IoUring {
         }
     }
 
-    /// The pool of threads, started when it is first needed; None when it
-    /// cannot be.
+    /// Returns the pool of threads, started on first use, or None if it cannot be started.
     #[cold]
     fn helpers(&mut self) -> Option<&mut Pool> {
         if self.helpers.is_none() {
@@ -254,7 +253,8 @@ impl IoUring {
     }
 }
 
-/// Some kernels count a ring's memory as locked (6.18 does), for all of a user's processes together.
+/// Explains ENOMEM: some kernels (6.18, for example) count a ring's memory as locked memory, for
+/// all of a user's processes together.
 fn explained(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => io::Error::new(
@@ -266,15 +266,15 @@ fn explained(error: io::Error) -> io::Error {
     }
 }
 
-/// The watch that the kernel knows by that number, if it is still there.
+/// Returns the watch with this `user_data`, if it still exists.
 #[inline]
 fn known(watches: &[Option<Watch>], user_data: u64) -> Option<Watch> {
     let watch = (*watches.get(user_data as u32 as usize)?)?;
     (watch.user_data == user_data).then_some(watch)
 }
 
-/// Whether this completion is one of a socket's: sources and channels as such
-/// use nothing else. (Of what they watch, completions never get here.)
+/// Returns whether a completion belongs to a socket: tokens of sources and of channels as such are
+/// used for nothing else. Completions of watches do not reach this function.
 #[inline]
 fn is_on_socket(token: Token) -> bool {
     match token.target() {
@@ -289,9 +289,10 @@ impl Engine for IoUring {
         "io_uring"
     }
 
-    /// While nothing is in flight the ring is replaced by one that cannot
-    /// overflow, as far as there are such. Otherwise the kernel keeps what does not fit until there is
-    /// room (IORING_FEAT_NODROP): slower, and nothing is lost.
+    /// Makes room for `n` operations. While nothing is in flight, replaces the ring by one whose
+    /// completion queue cannot overflow, up to the kernel's limit. Otherwise the kernel keeps
+    /// completions that do not fit until there is room (IORING_FEAT_NODROP), which is slower but
+    /// loses nothing.
     fn reserve(&mut self, n: usize) -> io::Result<()> {
         self.backlog.reserve(n.saturating_sub(self.backlog.len()));
         let wanted = n.saturating_add(self.watches.len());
@@ -303,7 +304,7 @@ impl Engine for IoUring {
             return Ok(());
         }
         let Ok(ring) = Ring::new(wanted) else {
-            // There is no memory for it; the one that we have serves, too.
+            // There is not enough memory for a larger ring; the present one works, too.
             return Ok(());
         };
         self.fixed_files = make_file_table(&ring, self.table, &self.files);
@@ -338,7 +339,7 @@ impl Engine for IoUring {
     }
 
     fn pin_memory(&mut self) -> bool {
-        // (Of several users, each says so.)
+        // Several users of the engine may each call this function.
         self.pinned.get_or_insert_with(|| Pinned::new(&self.ring));
         true
     }
@@ -375,7 +376,7 @@ impl Engine for IoUring {
         self.queue(entry.user_data(token.to_u64()));
     }
 
-    /// There is nothing to prepare: operations name the descriptor itself.
+    /// Does nothing: socket operations name the descriptor itself.
     fn add_socket(&mut self, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
@@ -427,7 +428,7 @@ impl Engine for IoUring {
         self.submit_ring(wait, out)
     }
 
-    /// Also true when something waits to be submitted.
+    /// Returns whether completions are available or entries wait to be submitted.
     #[inline]
     fn ready(&mut self) -> bool {
         let helpers = |pool: &Pool| pool.ready() || pool.queued() > 0;
@@ -438,8 +439,8 @@ impl Engine for IoUring {
     }
 }
 
-/// The kernel writes to memory that is not ours to free until everything in
-/// flight has completed. What waits for a socket's peer might never.
+/// Waits for all operations in flight: until they complete, the kernel writes to memory that others
+/// own. Cancels socket operations first, which might never complete.
 impl Drop for IoUring {
     fn drop(&mut self) {
         let mut scrap = Vec::new();
@@ -458,7 +459,8 @@ impl Drop for IoUring {
     }
 }
 
-/// Make the ring's table of files, with those that there are. Returns how many it has room for.
+/// Registers the ring's table of files, with the present files. Returns the number of files it has
+/// room for.
 fn make_file_table(ring: &Ring, room: u32, files: &Files) -> u32 {
     let mut fds = files.all().to_vec();
     fds.resize(room as usize, -1);
@@ -468,23 +470,25 @@ fn make_file_table(ring: &Ring, room: u32, files: &Files) -> u32 {
     }
 }
 
-/// How many files a ring's table has room for: an image and its backing files.
+/// Size of the file table of one disk's ring: an image and its backing files.
 const FILES: u32 = 64;
 
-/// Likewise, for many disks.
+/// Size of the file table of a ring for many disks.
 const MANY_FILES: u32 = 8192;
 
-/// Completions for many disks: their ring is not replaced later, as something is always in flight.
+/// Number of completion queue entries for many disks. Such a ring is not replaced later, as
+/// operations are always in flight.
 const MANY_COMPLETIONS: u32 = 32768;
 
-/// The kernel's IO_LOCAL_TW_DEFAULT_MAX.
+/// Maximum number of deferred completions that the kernel runs in one call
+/// (IO_LOCAL_TW_DEFAULT_MAX).
 const DEFERRED_RUN: usize = 20;
 
-/// Room in the completion queue for watches.
+/// Completion queue entries reserved for watches.
 const WATCH_ROOM: u32 = 256;
 
-/// Nothing is wrong: a signal came, or the kernel is short of memory or of
-/// room for completions and will take the rest next time.
+/// Returns whether the error is harmless: a signal arrived, the time is over, or the kernel is
+/// short of memory or of room for completions and accepts the rest next time.
 fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -499,7 +503,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
     use std::os::fd::AsFd;
 
-    /// Kernels of other ages, as far as this one can play them.
+    /// Makes engines that behave like those of older kernels, as far as this kernel allows.
     fn engines() -> Vec<IoUring> {
         let mut engines: Vec<_> = [Setup::Deferred, Setup::Cooperative, Setup::Plain]
             .into_iter()
@@ -537,7 +541,7 @@ mod tests {
             };
             for n in 0..100 {
                 let token = Token::request(RequestId(n), 0);
-                // SAFETY: its completion is waited for.
+                // SAFETY: the test waits for the completion.
                 unsafe { engine.push(io, token) };
                 rustix::io::write(&event, &1u64.to_ne_bytes()).expect("signalled");
                 let mut out = Vec::new();

@@ -1,24 +1,24 @@
-//! What O_DIRECT demands of a file.
+//! Determines the alignment that O_DIRECT demands of a file.
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Alignment of direct I/O, in bytes, powers of two.
+/// Alignment for direct I/O, in bytes; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alignment {
-    /// Of each buffer's address.
+    /// Alignment of each buffer's address.
     pub(super) address: u32,
-    /// Of the offset and of each buffer's length.
+    /// Alignment of the offset and of each buffer's length.
     pub(super) block: u32,
 }
 
-/// Larger demands are taken for nonsense.
+/// Maximum plausible alignment in bytes; larger values are rejected.
 const MAX: u32 = 65536;
 
-/// Ask the kernel (since 6.1), or try. None: there is no direct I/O on this
-/// file. `logical_block` is a block device's.
+/// Queries the kernel (since 6.1), or finds the alignment by trial reads. Returns None if the file
+/// does not support direct I/O. `logical_block` is a block device's logical block size.
 pub(super) fn probe(file: &File, logical_block: Option<u32>) -> io::Result<Option<Alignment>> {
     let stat = statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(stat) = stat
@@ -42,8 +42,8 @@ pub(super) fn probe(file: &File, logical_block: Option<u32>) -> io::Result<Optio
     }))
 }
 
-/// The smallest block that the file lets us read to an address aligned to no
-/// more than that. None when there is none; fails otherwise than by EINVAL.
+/// Returns the smallest block that can be read to an address aligned to no more than its size, or
+/// None if there is none. Fails on any error other than EINVAL.
 fn smallest_that_reads(file: &File) -> io::Result<Option<u32>> {
     let mut buffer = vec![0u8; 4 * MAX as usize];
     let start = buffer.as_ptr().align_offset(2 * MAX as usize);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn trying_and_asking_agree() {
-        // Beside the test itself: the usual place may be in memory.
+        // Next to the test binary: the default temporary directory may be a memory file system.
         let exe = std::env::current_exe().expect("a path");
         let folder = exe.parent().expect("a folder");
         let file = tempfile::NamedTempFile::new_in(folder).expect("a file");

@@ -1,5 +1,5 @@
-//! One worker's way to a file: what is served at once, what goes straight to
-//! the engine, and what takes several steps.
+//! One worker's access to a file: dispatches each request to immediate service, to the engine
+//! directly, or to several steps.
 
 use super::flushes::{Flusher, Verdict};
 use super::plan::Method;
@@ -18,30 +18,29 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a completed operation was for: the tags of the channel's tokens.
+/// Purpose of an operation: the tag of its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Step {
     /// The whole request, with its own iovecs.
     Whole,
-    /// The rest of such a request after a short result.
+    /// The rest of a whole request after a short result.
     Rest,
     Flush,
     /// A piece of a read, into a buffer.
     BufferedRead,
-    /// The first and the last block of a piece to be written, of which only
-    /// parts change.
+    /// The first and the last block of a piece to be written, which change only partly.
     FirstBlock,
     LastBlock,
     /// A piece of a write, from a buffer.
     BufferedWrite,
-    /// A piece of zeroes, written.
+    /// A piece of zeroes that is written.
     ZeroWrite,
-    /// A discard or zeroes, by fallocate(2).
+    /// A discard or write zeroes by fallocate(2).
     Allocate,
-    /// Makes a discard or zeroes durable.
+    /// The flush that makes a discard or write zeroes durable.
     FinalSync,
-    /// Range locks have been granted.
+    /// Wakes the channel because range locks may have been granted.
     Granted,
 }
 
@@ -65,29 +64,29 @@ impl Step {
     }
 }
 
-/// What the channel remembers of a request that takes several steps.
+/// State of a request that takes several steps.
 #[derive(Default)]
 pub(super) struct State {
-    /// Bytes of the request that are done.
+    /// Number of bytes of the request that are done.
     pub(super) at: u64,
-    /// Where the piece in progress ends.
+    /// End of the piece in progress, in bytes from the start of the request.
     pub(super) piece_end: u64,
     pub(super) transfer: Transfer,
-    /// What the operation in flight moves, or its rest.
+    /// Memory of the operation in flight, or of its rest.
     pub(super) iov: Segments,
     pub(super) buffer: Option<Buffer>,
-    /// How the storage is discarding or zeroing.
+    /// Method by which the storage is discarding or zeroing.
     pub(super) method: Method,
-    /// The number of its flush.
+    /// Number of the request's flush.
     flush: u64,
 }
 
-/// What comes of the requests of a flush.
+/// Result of a flush for its requests.
 #[derive(Clone, Copy)]
 enum Ended {
     Durable,
     Failed(i32),
-    /// They wait until the results of all flushes before this number have been seen.
+    /// The requests wait until the results of all flushes before this number have been seen.
     After(u64),
 }
 
@@ -100,17 +99,17 @@ impl Ended {
     }
 }
 
-/// Requests that share flushes: one flush of the channel is in flight at a time.
+/// Requests that share flushes. The channel has one shared flush in flight at a time.
 #[derive(Default)]
 struct Groups {
-    /// Those of the flush in flight.
+    /// Requests of the flush in flight.
     in_flight: Vec<RequestId>,
-    /// Those of the next flush.
+    /// Requests of the next flush.
     waiting: Vec<RequestId>,
 }
 
 impl Groups {
-    /// Adds a request. Returns true if its flush is to begin now.
+    /// Adds a request. Returns true if its flush must begin now.
     fn join(&mut self, id: RequestId) -> bool {
         let begins = self.in_flight.is_empty();
         match begins {
@@ -120,7 +119,7 @@ impl Groups {
         begins
     }
 
-    /// The requests that wait are those of the flush in flight from now on. Returns the first of them.
+    /// Makes the waiting requests those of the flush in flight. Returns the first of them.
     fn begin_next(&mut self) -> Option<RequestId> {
         std::mem::swap(&mut self.in_flight, &mut self.waiting);
         self.in_flight.first().copied()
@@ -130,29 +129,29 @@ impl Groups {
 pub(super) struct FileChannel {
     pub(super) shared: Arc<Shared>,
     file: FileId,
-    /// The file by which it flushes.
+    /// The file through which the channel flushes.
     flushed_by: FileId,
-    /// What an offset, a length and an address must not have set to go
-    /// straight to the engine.
+    /// Bits that must be clear in offsets and lengths (`block_mask`) and in addresses
+    /// (`address_mask`) for a request to go directly to the engine.
     block_mask: u64,
     address_mask: usize,
-    /// Writes complete when they are durable.
+    /// Whether every write must be durable when it completes.
     pub(super) dsync: bool,
-    /// Look into the page cache before handing a read to the engine. io_uring
-    /// does so by itself, at less cost (0.67 us for 4 KiB, against 0.75 here
-    /// and 3 in a thread).
+    /// Whether to try the page cache before handing a read to the engine. io_uring does so by
+    /// itself, at less cost (0.67 us for 4 KiB, against 0.75 here and 3 in a thread).
     try_cache: bool,
-    /// By request.
+    /// States by request.
     #[expect(clippy::vec_box, reason = "operations in flight point into the states")]
     pub(super) states: Vec<Box<State>>,
     pub(super) buffers: Buffers,
     /// Requests that wait for a buffer.
     pub(super) starved: VecDeque<RequestId>,
-    /// Present when parts of blocks may have to be written.
+    /// Range locks, present if writes may change blocks partly.
     turns: Option<Turns>,
     flusher: Flusher,
     groups: Groups,
-    /// Requests whose flush has succeeded, and before which flush all results have to be seen.
+    /// Requests whose flush has succeeded, with the number before which the results of all flushes
+    /// must be seen.
     flushed: Vec<(RequestId, u64)>,
 }
 
@@ -190,7 +189,7 @@ impl FileChannel {
         })
     }
 
-    /// Why the request cannot be served at all, as an errno.
+    /// Returns the errno with which to refuse the request, or None if it can be served.
     #[inline]
     fn refusal(&self, request: &Request) -> Option<i32> {
         let size = self.shared.limit();
@@ -205,7 +204,7 @@ impl FileChannel {
         }
     }
 
-    /// Whether direct I/O takes the request's buffers as they are.
+    /// Returns whether direct I/O accepts the request's buffers as they are.
     #[inline]
     fn is_aligned(&self, request: &Request) -> bool {
         let mask = self.block_mask;
@@ -226,7 +225,7 @@ impl FileChannel {
         }
     }
 
-    /// All steps of a request that its locks, if any, allow to start.
+    /// Starts a request that holds its range lock, if it needs one.
     #[inline]
     fn start(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
@@ -257,22 +256,23 @@ impl FileChannel {
             iov: request.segments.as_ptr(),
             iov_len: request.segments.len() as u32,
         };
-        // SAFETY: the source vouches for the memory until the request is
-        // completed, and until then its slot keeps its segments in place.
+        // SAFETY: the source vouches for the memory until the request completes, and until then the
+        // request's slot keeps its segments in place.
         unsafe { cx.engine.push(io, Token::request(id, Step::Whole as u16)) };
     }
 
-    /// Flushes, or waits for the flush after the one that is in flight.
+    /// Begins a flush, or adds the request to the flush after the one in flight.
     ///
-    /// Without page cache each request has a flush of its own. With it, a flush that succeeds waits for all others in
-    /// flight, so a flush for each request would have all of them wait for all.
+    /// With `Cache::None` each request has a flush of its own. With the page cache, a successful
+    /// flush waits for all others in flight. Separate flushes for each request would then all wait
+    /// for each other.
     fn flush(&mut self, cx: &mut Cx, id: RequestId) {
         if !self.shared.is_cached() || self.groups.join(id) {
             self.push_sync(cx, id, Step::Flush);
         }
     }
 
-    /// Begins the flush of the requests that have come while another flush was in flight.
+    /// Begins the flush of the requests that arrived during the last flush.
     fn flush_next_group(&mut self, cx: &mut Cx) {
         if let Some(first) = self.groups.begin_next() {
             self.push_sync(cx, first, Step::Flush);
@@ -314,11 +314,11 @@ impl FileChannel {
             iov: std::ptr::null(),
             iov_len: 0,
         };
-        // SAFETY: it names no memory.
+        // SAFETY: the operation uses no memory.
         unsafe { cx.engine.push(io, Token::request(id, step as u16)) };
     }
 
-    /// Push the rest of the request's transfer, from or to `state.iov`.
+    /// Pushes the rest of the request's transfer, from or to `state.iov`.
     pub(super) fn push_transfer(&mut self, cx: &mut Cx, id: RequestId, step: Step) {
         let kind = match step {
             Step::Rest | Step::BufferedWrite | Step::ZeroWrite => self.kind(&cx.slab[id]),
@@ -333,13 +333,12 @@ impl FileChannel {
             iov_len: state.iov.len() as u32,
             file: self.file,
         };
-        // SAFETY: the state is boxed and its iovecs change only between
-        // operations; they name guest memory that the source vouches for, a
-        // buffer that the state owns, or static zeroes.
+        // SAFETY: the state is boxed, and its iovecs change only between operations. They name
+        // guest memory that the source vouches for, a buffer that the state owns, or static zeroes.
         unsafe { cx.engine.push(io, Token::request(id, step as u16)) };
     }
 
-    /// The request's state, as its last request left it.
+    /// Returns the state of the request's slot, as the slot's last request left it.
     pub(super) fn state(&mut self, id: RequestId) -> &mut State {
         let index = id.0 as usize;
         if index >= self.states.len() {
@@ -348,7 +347,7 @@ impl FileChannel {
         &mut self.states[index]
     }
 
-    /// A whole request came back short, interrupted or failed.
+    /// Continues or fails a whole request whose result was short, interrupted or an error.
     #[cold]
     fn whole_fell_short(&mut self, cx: &mut Cx, id: RequestId, result: i32) {
         let request = &cx.slab[id];
@@ -365,15 +364,16 @@ impl FileChannel {
             Progress::Ended => self.ended(cx, id),
             Progress::Failed(errno) => self.fail(cx, id, errno),
             Progress::More => {
-                // The request's own iovecs stay whole: its source may still
-                // want to know what was written.
+                // The request's own iovecs are not changed: its source may still need to know what
+                // was written.
                 rest_of(&cx.slab[id].segments, state.transfer.done, &mut state.iov);
                 self.push_transfer(cx, id, Step::Rest);
             }
         }
     }
 
-    /// The file ends within the request: that is an error, or zeroes.
+    /// Handles a file that ends within the request: an error, or zeroes for a read that may miss
+    /// bytes.
     #[cold]
     fn ended(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
@@ -428,7 +428,8 @@ impl FileChannel {
         }
     }
 
-    /// Completes requests whose flush has succeeded, unless another flush may still have been told of lost writes.
+    /// Completes requests whose flush has succeeded, unless the kernel may still have reported lost
+    /// writes to another flush.
     fn look_at_flushed(&mut self, cx: &mut Cx) {
         let mut n = 0;
         while n < self.flushed.len() {
@@ -452,13 +453,14 @@ impl FileChannel {
         }
     }
 
-    /// The request is done but for its completion.
+    /// Logs a failed request and completes it.
     #[cold]
     pub(super) fn fail(&mut self, cx: &mut Cx, id: RequestId, errno: i32) {
         let request = &cx.slab[id];
         let (op, offset, len) = (request.op, request.at, request.len);
         let shared = &self.shared;
-        // A write that syncs is told of lost writes like a flush, and instead of the next one.
+        // A synchronous write can consume the kernel's report of lost writes, so that the next
+        // flush would not see it.
         let syncs = op == Op::Write && (self.dsync || request.fua);
         if syncs && errno == libc::EIO && shared.is_cached() {
             shared.flushes.fail();
@@ -468,14 +470,14 @@ impl FileChannel {
                 let size = shared.size.load(Ordering::Relaxed);
                 shared.told_end.report(&shared.path, end, size);
             }
-            // Whoever guards its end has said so.
+            // The guard of the file's end has logged the reason.
             _ if op == Op::Read && errno == libc::EIO && shared.ends_early(offset + len) => {}
             _ => report(&shared.path, op, offset, len, errno),
         }
         self.finish(cx, id, errno);
     }
 
-    /// Complete the request and let go of what it held.
+    /// Releases the request's range lock and completes the request.
     #[inline]
     pub(super) fn finish(&mut self, cx: &mut Cx, id: RequestId, errno: i32) {
         if let Some(turns) = &mut self.turns
@@ -486,7 +488,7 @@ impl FileChannel {
         cx.complete(id, errno);
     }
 
-    /// Ask for the request's range, if it needs that. False: it waits.
+    /// Requests the range lock, if the request needs one. Returns false if the request must wait.
     #[inline]
     fn lock(&mut self, cx: &Cx, id: RequestId) -> bool {
         let request = &cx.slab[id];
@@ -499,7 +501,8 @@ impl FileChannel {
         turns.acquire(id, outer, parts)
     }
 
-    /// Start what has been granted its range, also by what that completes.
+    /// Starts requests whose locks have been granted, including those that their completions
+    /// unblock.
     #[inline]
     fn start_granted(&mut self, cx: &mut Cx) {
         while let Some(id) = self.turns.as_mut().and_then(Turns::next_granted) {
@@ -509,7 +512,7 @@ impl FileChannel {
 }
 
 impl Shared {
-    /// Where requests have to end, in bytes.
+    /// Returns the offset in bytes beyond which requests are refused.
     #[inline]
     pub(super) fn limit(&self) -> u64 {
         match self.options.growable {
@@ -518,14 +521,14 @@ impl Shared {
         }
     }
 
-    /// A growable file that ends before `at`, where it may not.
+    /// Returns whether a growable file ends before `at`, although bytes there may not be missing.
     fn ends_early(&self, at: u64) -> bool {
         let len = self.file.metadata().map_or(at, |m| m.len());
         self.options.growable && len < at && !self.may_miss(len..at)
     }
 
-    /// Where the file ends, in bytes, if that is before the disk's end: someone
-    /// has truncated it. Asks the file system.
+    /// Returns the file's length in bytes if the file was truncated to less than the disk's size.
+    /// Queries the file system.
     fn early_end(&self) -> Option<u64> {
         let len = self.file.metadata().ok()?.len();
         let size = self.size.load(Ordering::Relaxed);
@@ -534,7 +537,7 @@ impl Shared {
     }
 }
 
-/// Whether the operation changes data and so takes part in range locks.
+/// Returns whether the operation changes data and so needs a range lock.
 fn is_locked(op: Op) -> bool {
     matches!(op, Op::Write | Op::Discard | Op::WriteZeroes)
 }
@@ -565,7 +568,7 @@ impl Channel for FileChannel {
                 self.whole_fell_short(cx, id, result);
             }
         } else if id == RequestId::NOBODY {
-            // (What is for others comes here, too.)
+            // Events that are meant for other users of this token arrive here, too.
             if tag == Step::Granted as u16 {
                 self.turns.iter_mut().for_each(Turns::look);
             }

@@ -1,4 +1,4 @@
-//! Requests whose operations the test completes itself.
+//! Tests of a channel whose operations are completed by the test itself.
 
 use super::{Cache, FileDisk, FileOptions};
 use fathom_core::token::Target;
@@ -9,16 +9,16 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
-/// No request is done.
+/// Result of a step in which no request completes.
 const NONE: [i32; 0] = [];
 
-/// The disk's file, which workers add first.
+/// The disk's file, which each worker adds first.
 const THE_FILE: FileId = FileId(0);
 
-/// Operations that the kernel would have.
+/// Operations that a kernel would have in progress.
 type Pushed = Arc<Mutex<Vec<(FileId, Token)>>>;
 
-/// Carries out nothing.
+/// An engine that records operations and carries out none.
 struct Idle {
     files: u32,
     pushed: Pushed,
@@ -64,7 +64,7 @@ struct Worker {
     cx: Cx,
     channel: Box<dyn Channel>,
     pushed: Pushed,
-    /// The file of the operation that [`pushed`](Worker::pushed) has returned last.
+    /// File of the operation that [`pushed`](Worker::pushed) returned last.
     last_file: FileId,
 }
 
@@ -85,7 +85,7 @@ impl Worker {
         }
     }
 
-    /// Submits a request without data, and returns the operation that it waits for.
+    /// Submits a request without data, and returns the operation that it pushes, if any.
     fn submit(&mut self, op: Op, fua: bool) -> Option<(RequestId, u16)> {
         let id = self.cx.slab.take().unwrap();
         let request = &mut self.cx.slab[id];
@@ -97,7 +97,7 @@ impl Worker {
         self.pushed()
     }
 
-    /// The last operation that was pushed, once.
+    /// Removes and returns the operation that was pushed last.
     fn pushed(&mut self) -> Option<(RequestId, u16)> {
         let (file, token) = self.pushed.lock().unwrap().pop()?;
         self.last_file = file;
@@ -111,7 +111,7 @@ impl Worker {
         self.submit(Op::Flush, false).expect("a sync")
     }
 
-    /// The operation has ended so. Returns the errors of all requests that are done.
+    /// Completes an operation with `result`. Returns the errors of all requests that complete.
     fn complete(&mut self, (id, tag): (RequestId, u16), result: i32) -> Vec<i32> {
         self.channel.complete(&mut self.cx, id, tag, result);
         self.done()
@@ -132,7 +132,7 @@ fn disk(cache: Cache) -> FileDisk {
     disk_of(cache, 1)
 }
 
-/// A disk in a file system that reports lost writes to each open file.
+/// Makes a disk in a file system that reports lost writes to each open file.
 fn disk_of(cache: Cache, workers: usize) -> FileDisk {
     let file = tempfile::tempfile_in("/var/tmp").unwrap();
     file.set_len(1 << 20).unwrap();
@@ -149,7 +149,7 @@ fn successful_flush_waits_for_one_that_another_worker_may_have_to_report_as_fail
     let disk = disk(Cache::Writeback);
     let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
     let (first, second) = (one.flush(), other.flush());
-    // The kernel has told the first one of lost writes, and therefore not the second one.
+    // The kernel has reported lost writes to the first flush, and therefore not to the second one.
     assert_eq!(other.complete(second, 0), NONE);
     assert_eq!(other.look(), NONE);
     assert_eq!(one.complete(first, -libc::EIO), [libc::EIO]);
@@ -164,7 +164,7 @@ fn successful_flush_is_answered_once_all_before_it_have_succeeded() {
     let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
     let (first, second) = (one.flush(), other.flush());
     assert_eq!(other.complete(second, 0), NONE);
-    // The next flush of the first worker begins when the first one has ended, and nothing waits for it.
+    // The first worker's next flush begins when its first one has ended, and no flush waits for it.
     assert_eq!(one.submit(Op::Flush, false), None);
     assert_eq!(one.complete(first, 0), [0]);
     assert_eq!(other.look(), [0]);
@@ -213,7 +213,7 @@ fn workers_that_flush_by_files_of_their_own_wait_for_no_other() {
     assert_ne!(other.last_file, THE_FILE);
     assert_eq!(other.complete(second, 0), [0]);
     assert_eq!(one.complete(first, -libc::EIO), [libc::EIO]);
-    // It is known without being told once more.
+    // The disk remembers the failure, without a further report of the kernel.
     assert_eq!(other.submit(Op::Flush, false), None);
     assert_eq!(other.done(), [libc::EIO]);
 }

@@ -1,43 +1,45 @@
-//! Flushes in flight, and which of them an error concerns.
+//! Tracks flushes in flight, and decides which of them an error of the kernel concerns.
 //!
-//! The kernel reports lost writes to one caller of fdatasync(2) for each open file. A flush that returns success may do
-//! so only because another flush by the same open file has just been told of the error, which that flush's worker has
-//! not seen yet. So a successful flush is answered only when the results of all flushes that began before it ended have
-//! been seen. Where the page cache is bypassed, no cached writes can be lost, and nothing waits.
+//! The kernel reports lost writes to one caller of fdatasync(2) for each open file. A flush may
+//! therefore succeed only because another flush through the same open file has just received the
+//! error, and that flush's worker has not seen it yet. So a successful flush completes only when
+//! the results of all flushes that began before it ended have been seen. With `Cache::None`, no
+//! cached writes can be lost, and no flush waits.
 //!
-//! Workers that wait for each other's flushes are slow. A disk with several workers is opened once more for each of them
-//! ([`OwnFile`]), where the kernel is known to report errors to each open file. The kernel then reports
-//! lost writes to each worker.
+//! Workers that wait for each other's flushes are slow. If the kernel is known to report errors to
+//! each open file, a disk with several workers is opened again for each of them ([`OwnFile`]). The
+//! kernel then reports lost writes to each worker.
 //!
-//! Memory order: a worker publishes a flush (`begun`, `oldest`) before it hands the flush to the kernel. If the kernel
-//! told that flush of an error before it let another one succeed, the worker of the other one has been ordered after
-//! the publication by the kernel's lock of the file's error. A worker stores a failure before it takes the flush back
-//! (`in_flight`, `oldest`, with release), and whoever sees that it was taken back (with acquire) sees the failure.
+//! Memory order: a worker publishes a flush (`begun`, `oldest`) before it hands the flush to the
+//! kernel. Suppose the kernel reports an error to that flush before it lets another one succeed.
+//! The kernel's lock of the file's error then orders the other worker after the publication. A
+//! worker stores a failure before it withdraws the flush (`in_flight`, `oldest`, with release). A
+//! worker that sees the withdrawal (with acquire) therefore sees the failure.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// No flush is in flight.
+/// Value of `oldest` while no flush is in flight.
 const NONE: u64 = u64::MAX;
 
-/// All flushes by an open file.
+/// All flushes through one open file.
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
-    /// The kernel has reported that it lost cached writes, to this open file or another one of the disk. It says so once
-    /// and then forgets, so later flushes prove nothing.
+    /// Whether the kernel has reported lost writes to this or another open file of the disk. The
+    /// kernel reports them once, so later flushes prove nothing.
     failed: Arc<AtomicBool>,
-    /// Number of flushes that have begun, which number them.
+    /// Number of flushes that have begun; also the number of the next flush.
     begun: AtomicU64,
     /// Number of flushes whose result has not been seen.
     in_flight: AtomicU64,
-    /// The number of each flusher's oldest flush in flight.
+    /// For each flusher, the number of its oldest flush in flight.
     oldest: Mutex<Vec<Weak<AtomicU64>>>,
 }
 
 impl Flushes {
-    /// Whether writes were lost, so that no flush can succeed any more.
+    /// Returns whether writes were lost, so that no flush can succeed any more.
     #[inline]
     pub(super) fn have_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
@@ -47,7 +49,7 @@ impl Flushes {
         self.failed.store(true, Ordering::Release);
     }
 
-    /// The flushes of the same disk by another open file.
+    /// Makes the state of flushes of the same disk through another open file.
     pub(super) fn by_another_file(&self) -> Flushes {
         Flushes {
             failed: self.failed.clone(),
@@ -55,12 +57,12 @@ impl Flushes {
         }
     }
 
-    /// A new flusher of this file: a worker, or a thread that waits for its flush.
+    /// Adds a flusher of this file: a worker, or a thread that waits for its flush.
     pub(super) fn flusher(self: &Arc<Self>) -> Flusher {
         self.add_flusher(&mut self.oldest())
     }
 
-    /// A new flusher, if the file has no other one.
+    /// Adds a flusher, if the file has no other one.
     pub(super) fn only_flusher(self: &Arc<Self>) -> Option<Flusher> {
         let mut all = self.oldest();
         let is_free = all.iter().all(|oldest| oldest.strong_count() == 0);
@@ -82,7 +84,7 @@ impl Flushes {
         self.oldest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the results of all flushes before this number have been seen.
+    /// Returns whether the results of all flushes before this number have been seen.
     fn are_seen(&self, before: u64) -> bool {
         let oldest = self.oldest();
         let mut oldest = oldest.iter().filter_map(Weak::upgrade);
@@ -90,7 +92,7 @@ impl Flushes {
     }
 }
 
-/// The disk's file, opened once more: one worker flushes by it.
+/// Another open file of the disk's image, through which one worker flushes.
 #[derive(Debug)]
 pub(super) struct OwnFile {
     pub(super) file: File,
@@ -102,22 +104,22 @@ pub(super) struct OwnFile {
 pub(super) struct Flusher {
     all: Arc<Flushes>,
     oldest: Arc<AtomicU64>,
-    /// Numbers of those in flight, in order.
+    /// Numbers of this flusher's flushes in flight, in ascending order.
     own: VecDeque<u64>,
 }
 
-/// What a flush that succeeded may be answered with.
+/// Outcome of a successful flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Durable,
     /// Writes were lost.
     Lost,
-    /// Ask again: flushes before this number may have been told of lost writes.
+    /// Undecided: flushes before this number may have received a report of lost writes. Ask again.
     After(u64),
 }
 
 impl Flusher {
-    /// Begins a flush, before the kernel gets it. Returns its number.
+    /// Begins a flush; called before the kernel receives it. Returns its number.
     pub(super) fn begin(&mut self) -> u64 {
         self.all.in_flight.fetch_add(1, Ordering::AcqRel);
         let number = self.all.begun.fetch_add(1, Ordering::AcqRel);
@@ -126,24 +128,24 @@ impl Flusher {
         number
     }
 
-    /// The flush of this number has succeeded.
+    /// Ends the flush of this number, which the kernel reported as successful.
     pub(super) fn succeeded(&mut self, number: u64) -> Verdict {
         let before = self.all.begun.load(Ordering::Acquire);
         match self.end(number) {
-            // Nobody else's result is unknown.
+            // No other flush has an unknown result.
             0 if !self.all.have_failed() => Verdict::Durable,
             0 => Verdict::Lost,
             _ => self.verdict(before),
         }
     }
 
-    /// The flush of this number has failed.
+    /// Ends the flush of this number, which has failed.
     pub(super) fn failed(&mut self, number: u64) {
         self.all.fail();
         self.end(number);
     }
 
-    /// What a flush can be answered with that has to wait for all before this number.
+    /// Returns the outcome of a successful flush that must wait for all flushes before this number.
     pub(super) fn verdict(&self, before: u64) -> Verdict {
         let are_seen = self.all.are_seen(before);
         match (self.all.have_failed(), are_seen) {
@@ -153,7 +155,7 @@ impl Flusher {
         }
     }
 
-    /// Returns the number of flushes that are still in flight, of all flushers.
+    /// Ends a flush. Returns the number of flushes of all flushers that are still in flight.
     fn end(&mut self, number: u64) -> u64 {
         self.own.retain(|own| *own != number);
         self.publish();
@@ -185,7 +187,7 @@ mod tests {
         let Verdict::After(before) = other.succeeded(b) else {
             panic!("the first flush may have been told of an error");
         };
-        // One that begins later cannot have been told of it.
+        // A flush that begins later cannot have received the report.
         let later = other.begin();
         assert_eq!(other.verdict(before), Verdict::After(before));
         assert_eq!(one.succeeded(a), Verdict::After(later + 1));

@@ -1,5 +1,5 @@
-//! Serving a request on the worker's own thread, when its data is in memory:
-//! a system call and a copy cost less than handing it to an engine.
+//! Serves requests whose data is in memory on the worker's own thread. A system call and a copy
+//! cost less than handing the request to an engine.
 
 use super::Shared;
 use super::channel::FileChannel;
@@ -9,29 +9,29 @@ use libc::{c_int, iovec};
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// The longest request served so. Up to here the hand-over to an engine costs
-/// more than a fifth of the copy (measured on tmpfs: 64 KiB 13 us inline, 16
-/// us by io_uring; 256 KiB 49 and 51 us); longer copies would hold up the
-/// worker's other requests for nothing.
+/// Maximum length in bytes of a request that is served inline. Up to here the hand-over to an
+/// engine costs more than a fifth of the copy. Measured on tmpfs: 64 KiB take 13 us inline and 16
+/// us by io_uring; 256 KiB take 49 and 51 us. Longer copies would delay the worker's other requests
+/// without a gain.
 const MAX_LEN: u64 = 64 << 10;
 
-/// The most iovecs in one call (UIO_MAXIOV).
+/// Maximum number of iovecs in one call (UIO_MAXIOV).
 const MAX_IOVECS: usize = 1024;
 
 impl FileChannel {
-    /// Whether to serve a read or write at once.
+    /// Returns whether to serve a read or write inline.
     #[inline]
     pub(super) fn is_in_memory(&self, request: &Request) -> bool {
         self.shared.in_memory && request.len <= MAX_LEN
     }
 
-    /// Serve a read or write of a file in memory.
+    /// Serves a read or write of a file in memory.
     #[inline]
     pub(super) fn serve(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Device);
         // SAFETY: the source vouches for the request's segments.
         let outcome = unsafe { transfer(&self.shared, &cx.slab[id]) };
-        // The next request of the batch starts at this tick, too.
+        // The next request of the batch begins at this tick.
         cx.tick();
         match outcome {
             Ok(()) => self.finish(cx, id, 0),
@@ -39,8 +39,8 @@ impl FileChannel {
         }
     }
 
-    /// Serve a read from the page cache, or by the engine when not all of it
-    /// is there.
+    /// Serves a read from the page cache, or by the engine if the page cache does not hold all of
+    /// it.
     pub(super) fn serve_cached(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Device);
         let request = &cx.slab[id];
@@ -56,8 +56,8 @@ impl FileChannel {
     }
 }
 
-/// Read or write the whole request; the error is a positive errno. What lies
-/// beyond the end of a growable file reads as zeroes.
+/// Reads or writes the whole request; the error is a positive errno. Bytes beyond the end of a
+/// growable file read as zeroes.
 ///
 /// # Safety
 /// The request's segments are valid.
@@ -73,8 +73,8 @@ unsafe fn transfer(shared: &Shared, request: &Request) -> Result<(), i32> {
     unsafe { rest(shared, request, moved) }
 }
 
-/// Read the whole request if all of it is in the page cache. False: it is not,
-/// or the file system cannot tell.
+/// Reads the whole request if all of it is in the page cache. Returns false if it is not, or if the
+/// file system does not support RWF_NOWAIT.
 ///
 /// # Safety
 /// The request's segments are valid.
@@ -88,7 +88,7 @@ unsafe fn read_cached(fd: c_int, request: &Request) -> bool {
     moved as i64 == request.len as i64
 }
 
-/// The first call moved `result` bytes or failed with it.
+/// Continues a request whose first call returned `result`: a number of bytes or a negative errno.
 ///
 /// # Safety
 /// The request's segments are valid.
@@ -120,7 +120,7 @@ unsafe fn rest(shared: &Shared, request: &Request, mut result: i32) -> Result<()
     }
 }
 
-/// One system call; bytes moved or a negative errno.
+/// Makes one system call. Returns the number of bytes moved or a negative errno.
 ///
 /// # Safety
 /// The segments are valid.

@@ -1,4 +1,4 @@
-//! Files that newer images have superseded.
+//! Marks on files that newer images have superseded.
 
 use super::{FileDisk, FileOptions, OnSuperseded, Shared};
 use fathom_core::DiskError;
@@ -9,13 +9,13 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 impl FileDisk {
-    /// The file's mark, if a newer image has superseded it.
+    /// Returns the file's mark, if a newer image has superseded it.
     pub fn mark(&self) -> Option<Superseded> {
         self.shared.with_image(|image| image.mark())
     }
 
-    /// Marks the file, durably. This disk itself may still be taken into use. The error says why the file cannot be
-    /// marked.
+    /// Marks the file, durably. This disk itself can still be activated. The error says why the
+    /// file cannot be marked.
     pub fn set_mark(&self, mark: &Superseded) -> Result<(), String> {
         self.shared.has_marked.store(true, Ordering::Relaxed);
         self.shared.with_image(|image| image.set_mark(mark))
@@ -32,12 +32,13 @@ impl Shared {
         with_image(&self.path, &self.file, work)
     }
 
-    /// The file is locked and about to be written: fails if it is not to be written after all.
+    /// Checks and, if allowed, removes the mark of a locked file that is about to be written. Fails
+    /// if the mark forbids writing.
     pub(super) fn take_mark(&self) -> Result<(), DiskError> {
         if self.has_marked.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // (Somebody else may have superseded it since it was opened.)
+        // Another process may have superseded the image since it was opened.
         refuse_superseded(&self.path, &self.file, &self.options)?;
         if self.options.read_only || self.options.superseded != OnSuperseded::Take {
             return Ok(());
@@ -57,7 +58,7 @@ impl Shared {
     }
 }
 
-/// Refuses a file that is to be written, if a newer image has superseded it and nobody has allowed that.
+/// Refuses to open a superseded file for writing, unless the options allow it.
 pub(super) fn refuse_superseded(
     path: &Path,
     file: &File,
@@ -72,7 +73,8 @@ pub(super) fn refuse_superseded(
     }
 }
 
-/// Why an image with that mark is not opened for writing; what is before it names the image.
+/// Returns the reason why an image with that mark is not opened for writing. The caller puts the
+/// image's name before it.
 pub fn refusal_of(mark: &Superseded) -> String {
     let Superseded {
         image, disk, time, ..

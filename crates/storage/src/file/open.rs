@@ -1,4 +1,4 @@
-//! Opening an image: what it is, how large, and what it can do.
+//! Opens images and determines their type, size and capabilities.
 
 use super::flushes::{Flushes, OwnFile};
 use super::marked::refuse_superseded;
@@ -25,7 +25,7 @@ const XFS_MAGIC: i64 = 0x5846_5342;
 const BTRFS_MAGIC: i64 = 0x9123_683e;
 const F2FS_MAGIC: i64 = 0xf2f5_2010;
 
-/// The most files that are opened for workers to flush by.
+/// Maximum number of times a file is opened again for workers' flushes.
 const MAX_OWN_FILES: usize = 64;
 
 /// `ioctl(2)` numbers of block devices (linux/fs.h).
@@ -46,13 +46,13 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskErro
     examine(path, file, options)
 }
 
-/// What an open file is, how large, and what it can do.
+/// Determines the type, size and capabilities of an open file.
 pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<Shared, DiskError> {
     let metadata = file
         .metadata()
         .map_err(|error| failed(path, "cannot read the file's attributes", error))?;
     let kind = kind_of(path, &metadata)?;
-    // A device's node lies in a file system in memory; its data does not.
+    // A device node is often on tmpfs; the device's data is not.
     let in_memory = kind == Kind::Regular
         && is_in_memory(&file)
             .map_err(|e| failed(path, "cannot read the type of its file system", e))?;
@@ -176,8 +176,8 @@ fn open_error(path: &Path, options: &FileOptions, error: io::Error) -> DiskError
     unusable(path, problem)
 }
 
-/// A patient user hears of who is in the way, and goes on: he may be the
-/// target of a live migration, whose source has the image until the end.
+/// Checks the image's locks. For a patient caller, a conflict is only a warning: the caller may be
+/// the target of a live migration, whose source holds the image until the end.
 fn check_locks(path: &Path, file: &File, options: &FileOptions) -> Result<(), DiskError> {
     match lock::check(path, file, options.lock_use()) {
         Err(LockError::InUse(_)) if options.succeeds => Ok(()),
@@ -193,7 +193,7 @@ fn check_locks(path: &Path, file: &File, options: &FileOptions) -> Result<(), Di
     }
 }
 
-/// A read-only block device opens for writing nevertheless.
+/// Rejects a read-only block device, which open(2) allows to open for writing.
 fn check_writable(path: &Path, file: &File) -> Result<(), DiskError> {
     match ioctl_u32(file, ioctl::BLKROGET) {
         Some(0) | None => Ok(()),
@@ -204,14 +204,14 @@ fn check_writable(path: &Path, file: &File) -> Result<(), DiskError> {
     }
 }
 
-/// Whether the path leads to the file.
+/// Returns whether the path leads to the file.
 pub(super) fn is_named(path: &Path, file: &File) -> bool {
-    // One without a name need not be looked for.
+    // A file without a link has no name to look up.
     let own = file.metadata().ok().filter(|own| own.nlink() > 0);
     own.is_some_and(|own| FileId::at(path).is_ok_and(|found| found == FileId::of(&own)))
 }
 
-/// In bytes.
+/// Returns the length of a file or block device in bytes.
 pub(super) fn length_of(path: &Path, file: &File) -> Result<u64, DiskError> {
     let len = match file.metadata() {
         Ok(m) if m.file_type().is_block_device() => device_size(file),
@@ -220,10 +220,10 @@ pub(super) fn length_of(path: &Path, file: &File) -> Result<u64, DiskError> {
     len.map_err(|error| failed(path, "cannot read the file's size", error))
 }
 
-/// The disk's size in bytes: whole sectors.
+/// Returns the disk's size in bytes, a multiple of 512.
 ///
-/// A file that ends within a sector is a disk that ends with that sector, whose missing bytes read as
-/// zeroes. Nobody can write to such a disk: a write would have to change the file's length.
+/// A file that ends within a sector is served read-only: the missing bytes of that sector read as
+/// zeroes. Writing is refused, because it would have to change the file's length.
 pub(super) fn visible_size(path: &Path, size: u64, read_only: bool) -> Result<u64, DiskError> {
     if size < 512 {
         let problem = format!("{size} bytes long; a disk needs at least 512");
@@ -252,7 +252,7 @@ fn device_size(file: &File) -> io::Result<u64> {
     Ok(size)
 }
 
-/// A property of a block device; none where it has no such.
+/// Returns a property of a block device, or None if the device does not have it.
 fn ioctl_u32(file: &File, request: libc::Ioctl) -> Option<u32> {
     let mut value = 0u32;
     // SAFETY: the requests above other than BLKGETSIZE64 write one int.
@@ -273,12 +273,13 @@ fn kind_of_file_system(file: &File) -> io::Result<i64> {
     Ok(rustix::fs::fstatfs(file.as_fd())?.f_type as i64)
 }
 
-/// Opens the file once more for each of several workers, to flush by. Fewer or none are good enough, too.
+/// Opens the file again for each of several workers' flushes. Returns fewer files, or none, if that
+/// fails.
 fn own_files(file: &File, kind: Kind, workers: usize, flushes: &Flushes) -> Vec<OwnFile> {
     if workers < 2 || !reports_errors_to_each(file, kind) {
         return Vec::new();
     }
-    // (Open for reading: a device that is open for writing is looked at by udev when it is closed.)
+    // Opened for reading: udev rescans a device when a descriptor open for writing is closed.
     let files = (0..workers.min(MAX_OWN_FILES)).map_while(|_| gate::open_again(file, false).ok());
     let own = files.map(|file| OwnFile {
         file,
@@ -287,14 +288,14 @@ fn own_files(file: &File, kind: Kind, workers: usize, flushes: &Flushes) -> Vec<
     own.collect()
 }
 
-/// Whether lost writes are reported to each open file, however it was opened: by the kernel's errseq_t, since 4.13.
-/// Network file systems report some errors only to those who wrote.
+/// Returns whether the kernel reports lost writes to each open file description (errseq_t, since
+/// Linux 4.13). Network file systems report some errors only to the writer.
 fn reports_errors_to_each(file: &File, kind: Kind) -> bool {
     let is_known = |kind| [EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, F2FS_MAGIC].contains(&kind);
     kind == Kind::BlockDevice || kind_of_file_system(file).is_ok_and(is_known)
 }
 
-/// Bypass the page cache from now on.
+/// Switches the file to direct I/O, which bypasses the page cache.
 fn go_direct(
     path: &Path,
     file: &File,

@@ -1,6 +1,6 @@
-//! Requests that take several steps: what direct I/O does not take as it is
-//! goes through a buffer, parts of blocks are read, changed and written back,
-//! and zeroes are written where the storage cannot make them by itself.
+//! Requests that take several steps. Data that direct I/O does not accept goes through a buffer,
+//! partial blocks need read-modify-write, and zeroes are written where the storage cannot make
+//! them.
 
 use super::channel::{FileChannel, Step};
 use super::plan::Action;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 const ZEROES_LEN: usize = 64 << 10;
 
-/// Source of zeroes to write.
+/// Source of the zeroes that are written.
 #[repr(align(4096))]
 struct Zeroes([u8; ZEROES_LEN]);
 static ZEROES: Zeroes = Zeroes([0; ZEROES_LEN]);
@@ -63,7 +63,8 @@ impl FileChannel {
         }
     }
 
-    /// Let go of the buffer, hand it on, and finish or fail.
+    /// Returns the buffer, finishes or fails the request, and starts the next request that waits
+    /// for a buffer.
     fn end_pieces(&mut self, cx: &mut Cx, id: RequestId, errno: Option<i32>) {
         if let Some(buffer) = self.state(id).buffer.take() {
             self.buffers.put(buffer);
@@ -77,14 +78,14 @@ impl FileChannel {
         }
     }
 
-    /// The piece in progress, in bytes from the start of the file.
+    /// Returns the range of the piece in progress, in bytes from the start of the file.
     fn piece(&mut self, cx: &Cx, id: RequestId) -> Range<u64> {
         let base = cx.slab[id].at;
         let state = self.state(id);
         base + state.at..base + state.piece_end
     }
 
-    /// The whole blocks that a range touches.
+    /// Returns the whole blocks that a range touches.
     fn outer(&self, range: &Range<u64>) -> Range<u64> {
         let block = self.shared.planner.block;
         range.start & !(block - 1)..range.end.next_multiple_of(block)
@@ -111,15 +112,15 @@ impl FileChannel {
         }
     }
 
-    /// Read a block of which only a part will be written.
+    /// Reads a block of which only a part will be written.
     fn read_block(&mut self, cx: &mut Cx, id: RequestId, start: u64, step: Step) {
         let block = self.shared.planner.block;
         let mut transfer = Transfer::new(start, block);
-        // The file may end within its last block.
+        // The file may end within this block.
         transfer.needed = block.min(self.shared.limit().saturating_sub(start));
         self.state(id).transfer = transfer;
         let whole = self.operand(cx, id, step, 0..block);
-        // SAFETY: this part of the buffer is the request's.
+        // SAFETY: this part of the buffer belongs to the request.
         unsafe {
             whole[0]
                 .iov_base
@@ -129,7 +130,8 @@ impl FileChannel {
         self.push_piece(cx, id, step);
     }
 
-    /// Read the last block if it is needed and was not the first, too.
+    /// Reads the last block, unless the piece covers it completely or it was read as the first
+    /// block.
     fn read_last_block(&mut self, cx: &mut Cx, id: RequestId) {
         let piece = self.piece(cx, id);
         let outer = self.outer(&piece);
@@ -142,15 +144,15 @@ impl FileChannel {
         }
     }
 
-    /// Put the request's data over what was read, and write the blocks.
+    /// Copies the request's data over the blocks that were read, and writes the blocks.
     fn write_buffer(&mut self, cx: &mut Cx, id: RequestId) {
         let piece = self.piece(cx, id);
         let outer = self.outer(&piece);
         let at = self.state(id).at;
         let inner = self.part_of_buffer(id, piece.start - outer.start, piece.end - piece.start);
         let request = &cx.slab[id];
-        // SAFETY: this part of the buffer is the request's, and the source
-        // vouches for its segments.
+        // SAFETY: this part of the buffer belongs to the request, and the source vouches for its
+        // segments.
         unsafe {
             match request.op {
                 Op::Write => copy(inner, &request.segments, at, Direction::FromSegments),
@@ -170,7 +172,7 @@ impl FileChannel {
         self.buffers.part(buffer, start as usize, len as usize)
     }
 
-    /// Where the bytes `part` of the transfer in progress come from or go to.
+    /// Returns the memory for the bytes `part` of the transfer in progress.
     fn operand(&mut self, cx: &Cx, id: RequestId, step: Step, part: Range<u64>) -> Segments {
         let len = part.end - part.start;
         if step == Step::ZeroWrite {
@@ -211,7 +213,7 @@ impl FileChannel {
         }
     }
 
-    /// The file ends within the piece. Where it may grow, the rest of what is
+    /// Handles a file that ends within the piece. If `Shared::may_miss` allows it, the rest of a
     /// read is zeroes.
     fn piece_ended(&mut self, cx: &Cx, id: RequestId, step: Step) -> Progress {
         let reads = matches!(
@@ -225,19 +227,18 @@ impl FileChannel {
             return Progress::Ended;
         }
         let rest = self.operand(cx, id, step, transfer.done..transfer.len);
-        // SAFETY: this part of the buffer is the request's.
+        // SAFETY: this part of the buffer belongs to the request.
         unsafe { clear(&rest) };
         Progress::Complete
     }
 
-    /// Copy what was read to the guest.
+    /// Copies the bytes that were read to the guest.
     fn deliver(&mut self, cx: &mut Cx, id: RequestId) {
         let piece = self.piece(cx, id);
         let outer = self.outer(&piece);
         let at = self.state(id).at;
         let inner = self.part_of_buffer(id, piece.start - outer.start, piece.end - piece.start);
-        // SAFETY: the buffer is the request's, and the source vouches for
-        // its segments.
+        // SAFETY: the buffer belongs to the request, and the source vouches for its segments.
         unsafe { copy(inner, &cx.slab[id].segments, at, Direction::ToSegments) };
         self.piece_is_done(cx, id);
     }
@@ -262,7 +263,7 @@ impl FileChannel {
     }
 }
 
-/// `len` zeroes to write.
+/// Returns segments that yield `len` zeroes.
 fn zeroes(len: usize) -> Segments {
     let base = ZEROES.0.as_ptr().cast_mut().cast();
     let piece = |start: usize| iovec {

@@ -19,7 +19,7 @@ pub(crate) const KIND: Kind = Kind {
     parse: |text| Ok(Arc::new(At(text.into()))),
 };
 
-/// The file of that name.
+/// The file with this path.
 pub(crate) struct At(pub PathBuf);
 
 impl Place for At {

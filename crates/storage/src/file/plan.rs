@@ -1,4 +1,4 @@
-//! In which pieces a request is done that does not go straight to the engine.
+//! Splits requests that cannot go directly to the engine into pieces.
 
 use crate::buffers::BUFFER_LEN;
 use fathom_core::{IoKind, Op};
@@ -6,19 +6,19 @@ use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The most zeroes in one write.
+/// Maximum length in bytes of one write of zeroes.
 const MAX_ZERO_WRITE: u64 = 1 << 20;
 
-/// How the storage discards or zeroes by itself.
+/// Methods by which the storage itself discards or zeroes a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub(super) enum Method {
-    /// Deallocate; reads give zeroes afterwards.
+    /// Deallocates the range; reads return zeroes afterwards.
     #[default]
     PunchHole,
-    /// Zeroes that stay allocated.
+    /// Zeroes the range and keeps it allocated.
     ZeroRange,
-    /// A device's discard; reads may give anything afterwards.
+    /// Discards the range of a device; reads may return any data afterwards.
     DeviceDiscard,
 }
 
@@ -33,7 +33,7 @@ impl Method {
     }
 }
 
-/// The methods that a file has turned out not to support.
+/// Set of methods that the file has turned out not to support.
 #[derive(Debug, Default)]
 pub(super) struct Unsupported(AtomicU8);
 
@@ -47,31 +47,31 @@ impl Unsupported {
     }
 }
 
-/// What to do with a piece.
+/// How to carry out a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Through a buffer; parts of blocks are read, changed and written back.
+    /// Through a buffer; partial blocks are read, changed and written back.
     Buffer,
-    /// Write zeroes, whole blocks.
+    /// Writes zeroes to whole blocks.
     WriteZeroes,
     Allocate(Method),
-    /// Nothing: discards are advice.
+    /// Does nothing: discards are advisory.
     Skip,
 }
 
-/// The next bytes of a request, up to `end` (from the start of the file).
+/// The next bytes of a request, up to `end`, in bytes from the start of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) end: u64,
     pub(super) action: Action,
 }
 
-/// Decides for one file. Units are powers of two, in bytes.
+/// Plans the pieces of one file's requests. Units are powers of two, in bytes.
 #[derive(Debug)]
 pub(super) struct Planner {
-    /// What reads and writes must be aligned to; 1 if to nothing.
+    /// Alignment of reads and writes; 1 if there is none.
     pub(super) block: u64,
-    /// What fallocate(2) must be aligned to; 1 if to nothing.
+    /// Alignment of fallocate(2); 1 if there is none.
     pub(super) allocation_unit: u64,
     pub(super) is_device: bool,
     /// Whether write zeroes may deallocate.
@@ -80,7 +80,7 @@ pub(super) struct Planner {
 }
 
 impl Planner {
-    /// The first piece of a range that is not empty.
+    /// Returns the first piece of a non-empty range.
     pub(super) fn plan(&self, op: Op, unmap: bool, range: Range<u64>) -> Piece {
         let methods: &[Method] = match op {
             Op::Read | Op::Write | Op::Flush | Op::BlockStatus => return self.buffered(range),
@@ -110,7 +110,7 @@ impl Planner {
         }
     }
 
-    /// As much as a buffer takes.
+    /// Returns a piece of as many bytes as a buffer holds.
     fn buffered(&self, range: Range<u64>) -> Piece {
         let outer_start = range.start & !(self.block - 1);
         Piece {
@@ -119,7 +119,7 @@ impl Planner {
         }
     }
 
-    /// Zeroes by writing: whole blocks, and parts of blocks at the edges.
+    /// Returns a piece of zeroes to write: whole blocks, or a part of a block at an edge.
     fn written(&self, range: Range<u64>) -> Piece {
         let whole = whole_units(&range, self.block);
         if !whole.is_empty() && whole.start == range.start {
@@ -138,7 +138,7 @@ impl Planner {
     }
 }
 
-/// The whole units within a range; may be empty.
+/// Returns the whole units within a range; may be empty.
 fn whole_units(range: &Range<u64>, unit: u64) -> Range<u64> {
     range.start.next_multiple_of(unit)..range.end & !(unit - 1)
 }
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// All pieces of a request, with where they start.
+    /// Returns all pieces of a request, with their starts.
     fn pieces(planner: &Planner, op: Op, range: Range<u64>) -> Vec<(u64, Piece)> {
         let mut start = range.start;
         let mut pieces = Vec::new();

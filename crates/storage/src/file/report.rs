@@ -1,4 +1,4 @@
-//! What goes wrong with a file reaches the log.
+//! Logs errors of files.
 
 use fathom_core::Op;
 use fathom_units::cause;
@@ -6,8 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Mutex;
 
-/// A request has failed. (What comes again and again is the log's to leave
-/// out.)
+/// Logs a failed request. The log itself suppresses repeated messages.
 #[cold]
 pub(crate) fn report(path: &Path, op: Op, offset: u64, len: u64, errno: i32) {
     let error = io::Error::from_raw_os_error(errno);
@@ -19,13 +18,13 @@ pub(crate) fn report(path: &Path, op: Op, offset: u64, len: u64, errno: i32) {
     );
 }
 
-/// Where a file was last said to end.
+/// End of a file as it was last logged, so that it is logged once.
 #[derive(Default)]
 pub(super) struct ToldEnd(Mutex<Option<u64>>);
 
 impl ToldEnd {
-    /// A read has failed because the file ends at `end`, before the disk's
-    /// `size` (both in bytes); said once for each end.
+    /// Logs that a read failed because the file ends at `end`, before the disk's `size` (both in
+    /// bytes). Logs each end once.
     pub(super) fn report(&self, path: &Path, end: u64, size: u64) {
         let mut told = self.0.lock().unwrap_or_else(|e| e.into_inner());
         if told.replace(end) != Some(end) {

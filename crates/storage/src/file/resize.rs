@@ -1,4 +1,4 @@
-//! Files that get other sizes while requests are served.
+//! Resizes files while requests are served.
 
 use super::open::{length_of, visible_size};
 use super::{Kind, Shared};
@@ -28,7 +28,8 @@ impl Shared {
         Ok(size)
     }
 
-    /// The file has another size by now, in bytes. Requests beyond it fail from now on.
+    /// Adopts the file's current length, which something else has changed. Requests beyond the new
+    /// size, in bytes, fail from now on.
     fn take_in(&self) -> Result<u64, DiskError> {
         let len = length_of(&self.path, &self.file)?;
         let size = self.visible_size(len)?;
@@ -51,11 +52,12 @@ impl Shared {
             true => before,
             false => length_of(&self.path, &self.file)?,
         };
-        // Somebody else has made it longer, perhaps by data.
+        // Another process may have made the file longer, perhaps with data: do not shrink it below
+        // that.
         to.wanted(len & !511)?;
         let grown = self.set_len(size).and_then(|()| self.make_durable());
         grown.inspect_err(|_| {
-            // The first error says more than one about this would.
+            // The caller gets the first error, which says more than an error of this call would.
             let _ = self.file.set_len(len);
         })?;
         self.file_len.store(size, Ordering::Relaxed);
@@ -63,7 +65,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A write that is in flight could make the file longer again.
+    /// Shrinks the file. Waits first for writes in flight, which could make the file longer again.
     fn shrink(&self, to: &Resize, size: u64) -> Result<(), DiskError> {
         let before = self.size.swap(size, Ordering::Relaxed);
         let cut = (to.settle)().and_then(|()| self.set_len(size));
@@ -77,7 +79,8 @@ impl Shared {
         set.map_err(|error| self.error("cannot resize the file", error))
     }
 
-    /// (What of the last block is behind the end is cut off when it is no longer in use.)
+    /// Makes the file's length durable. Padding of the last block beyond the length is truncated
+    /// when the disk is deactivated.
     fn make_durable(&self) -> Result<(), DiskError> {
         let synced = self.sync(File::sync_all);
         synced.map_err(|error| self.error("cannot make the new size durable", error))

@@ -1,4 +1,4 @@
-//! Which parts of a file hold data, as its file system tells.
+//! Reports which parts of a file hold data, according to its file system.
 
 use super::channel::FileChannel;
 use super::{Kind, Shared};
@@ -7,8 +7,8 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 impl FileChannel {
-    /// Answers at once: file systems keep this in memory, and where they do
-    /// not it is a read of metadata.
+    /// Answers inline: file systems keep this information in memory, and otherwise need only a read
+    /// of metadata.
     pub(super) fn block_status(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Device);
         let request = &cx.slab[id];
@@ -29,8 +29,8 @@ impl FileChannel {
 }
 
 impl Shared {
-    /// What the bytes from `at` on are, and where that ends (beyond `at`).
-    /// What cannot be told is data.
+    /// Returns the status of the bytes from `at` on and the end of that status, which is beyond
+    /// `at`. Bytes of unknown status count as data.
     fn status(&self, at: u64) -> (Status, u64) {
         if self.kind == Kind::BlockDevice {
             return (Status::DATA, u64::MAX);
@@ -41,7 +41,7 @@ impl Shared {
                 Ok(hole) if hole > at => (Status::DATA, hole),
                 _ => (Status::DATA, u64::MAX),
             },
-            // No data up to its end, and zeroes follow that.
+            // No data up to the end of the file, and zeroes beyond it.
             Err(Errno::NXIO) => (Status::HOLE, u64::MAX),
             Err(_) => (Status::DATA, u64::MAX),
         }

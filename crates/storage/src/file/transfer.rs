@@ -1,37 +1,36 @@
-//! Moving one contiguous range completely, whatever the kernel returns.
+//! Transfers one contiguous range completely, across short and interrupted results.
 
 use fathom_core::Segments;
 use libc::iovec;
 
-/// How often an operation that moves nothing is tried again. EINTR and
-/// EAGAIN are rare and never come so often in a row; a file that keeps
-/// answering so fails instead of spinning.
+/// Maximum number of retries in a row after EINTR or EAGAIN, which are rare. A file that keeps
+/// returning them fails instead of making the worker spin.
 const MAX_RETRIES: u8 = 64;
 
-/// A range that is being read or written, by as many operations as it takes.
+/// A range that is read or written by as many operations as necessary.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Transfer {
-    /// Bytes from the start of the file.
+    /// Offset of the range in bytes from the start of the file.
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// So many bytes have to be moved; less than `len` where the end of the
-    /// file may lie within the last block.
+    /// Number of bytes that must be moved; less than `len` if the file may end within the last
+    /// block.
     pub(super) needed: u64,
-    /// Bytes moved so far.
+    /// Number of bytes moved so far.
     pub(super) done: u64,
-    /// Operations in a row that moved nothing.
+    /// Number of operations in a row that moved nothing.
     retries: u8,
 }
 
-/// What an operation's result means.
+/// Meaning of an operation's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     Complete,
-    /// Push the rest, from `done` on.
+    /// The rest, from `done` on, must be pushed.
     More,
-    /// The file ends, or takes no more, after `done` bytes.
+    /// The file ends, or accepts no more, after `done` bytes.
     Ended,
-    /// A positive errno.
+    /// The transfer failed with this positive errno.
     Failed(i32),
 }
 
@@ -46,13 +45,12 @@ impl Transfer {
         }
     }
 
-    /// An operation on the rest has returned `result`. What direct I/O moved
-    /// beyond a multiple of `block` (1 where there is none) is moved again,
-    /// so that the rest stays aligned.
+    /// Evaluates the `result` of an operation on the rest. Bytes that direct I/O moved beyond a
+    /// multiple of `block` (1 without direct I/O) are moved again, so that the rest stays aligned.
     pub(super) fn advance(&mut self, result: i32, block: u64) -> Progress {
         let before = self.done;
         match result {
-            // The kernel never moves more than it was asked to.
+            // The kernel never moves more bytes than requested.
             n if n >= 0 => self.done += (n as u64).min(self.len - self.done),
             n if n == -libc::EINTR || n == -libc::EAGAIN => {
                 self.retries += 1;
@@ -77,7 +75,7 @@ impl Transfer {
     }
 }
 
-/// `segments` without their first `skip` bytes.
+/// Sets `rest` to `segments` without their first `skip` bytes.
 pub(super) fn rest_of(segments: &[iovec], mut skip: u64, rest: &mut Segments) {
     rest.clear();
     for segment in segments {
@@ -92,7 +90,7 @@ pub(super) fn rest_of(segments: &[iovec], mut skip: u64, rest: &mut Segments) {
     }
 }
 
-/// Fill with zeroes.
+/// Fills the segments with zeroes.
 ///
 /// # Safety
 /// The segments are valid.

@@ -1,4 +1,4 @@
-//! The memory of a disk: mappings in a row, so that it can grow under those who use it.
+//! The memory of a disk: consecutive mappings, so that the disk can grow while in use.
 
 use super::part::Part;
 use crate::buffers::{Direction, clear, copy};
@@ -11,21 +11,21 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The most that one answer describes, so that it does not hold up others.
+/// Maximum length in bytes that one block status reply describes, so that it does not delay others.
 const MAX_STATUS: u64 = 128 << 20;
 
-/// How often it can grow beyond what is mapped: mostly twice as far each time.
+/// Maximum number of mappings added by growth. Each usually doubles the mapped length.
 const MORE: usize = 64;
 
 pub(super) struct Map {
     first: Part,
     more: [OnceLock<Part>; MORE],
-    /// The disk's, up to what is mapped.
+    /// The disk's length in bytes, at most the mapped length.
     len: AtomicU64,
 }
 
 impl Map {
-    /// `len` is not 0.
+    /// Maps `len` bytes; `len` is not 0.
     pub(super) fn new(len: u64) -> io::Result<Map> {
         Ok(Map {
             first: Part::new(0, len)?,
@@ -34,7 +34,7 @@ impl Map {
         })
     }
 
-    /// The same memory, for another one.
+    /// Returns the files and ranges of the memory for a successor.
     pub(super) fn lend(&self) -> io::Result<Left> {
         let files = self.parts().flat_map(Part::files);
         let files = files.map(|file| file.try_clone_to_owned());
@@ -49,7 +49,7 @@ impl Map {
         })
     }
 
-    /// The error is one line.
+    /// Maps the memory that a predecessor shares. The error is one line.
     pub(super) fn of(mut lent: Left) -> Result<Map, String> {
         let ranges = serde_json::from_value::<Vec<(u64, u64)>>(lent.values["parts"].take());
         let ranges = ranges.map_err(|error| error.to_string())?;
@@ -86,12 +86,12 @@ impl Map {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Requests have to end there from now on. It is mapped up to there.
+    /// Sets the length beyond which requests fail. Memory must be mapped up to `len`.
     pub(super) fn set_len(&self, len: u64) {
         self.len.store(len, Ordering::Release);
     }
 
-    /// Maps `len` bytes at least. One thread at a time.
+    /// Maps at least `len` bytes. Callers must not call it concurrently.
     pub(super) fn grow(&self, len: u64) -> io::Result<()> {
         let mapped = self.parts().last().map_or(0, |part| part.range.end);
         if len <= mapped {
@@ -107,7 +107,7 @@ impl Map {
         Ok(())
     }
 
-    /// The bytes, which no request is for, become zeroes.
+    /// Zeroes a range, which no request may use meanwhile.
     pub(super) fn clear(&self, range: Range<u64>) {
         self.pieces(range)
             .for_each(|(part, range)| part.forget(range));
@@ -118,7 +118,7 @@ impl Map {
         std::iter::once(&self.first).chain(more)
     }
 
-    /// Where the bytes of a range are that is mapped.
+    /// Returns the parts of a mapped range by mapping.
     fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (&Part, Range<u64>)> {
         self.parts().filter_map(move |part| {
             let start = range.start.max(part.range.start);
@@ -127,7 +127,7 @@ impl Map {
         })
     }
 
-    /// The request's range, or EIO when it is not of this disk.
+    /// Returns the request's range, or EIO if it exceeds the disk.
     #[inline]
     fn range(&self, request: &Request) -> Result<Range<u64>, i32> {
         match request.at.checked_add(request.len) {
@@ -146,7 +146,7 @@ impl Map {
         }
     }
 
-    /// Pages that nobody has written to are holes.
+    /// Reports pages that were never written as holes.
     #[cold]
     fn block_status(&self, request: &Request) -> Result<(), i32> {
         let range = self.range(request)?;
@@ -200,7 +200,7 @@ impl Map {
         Ok(())
     }
 
-    /// Of a disk that has grown, or where something has never been written.
+    /// Copies a range that crosses mappings, or that includes pages never written.
     #[cold]
     fn copy_pieces(&self, request: &Request, range: Range<u64>) -> Result<(), i32> {
         let there: usize = request.segments.iter().map(|s| s.iov_len).sum();
@@ -235,7 +235,7 @@ impl Map {
     }
 }
 
-/// Fills the segments of a request, which begins at `start`, with what is in a range.
+/// Fills the segments of a request that begins at `start` with the data of a range.
 ///
 /// # Safety
 /// The segments are valid for writes.

@@ -1,4 +1,4 @@
-//! A part of a disk in memory: files without names, so that another process can have them, too.
+//! A section of a disk in memory: anonymous files, which can be shared with another process.
 
 use libc::iovec;
 use rustix::fs::{
@@ -13,29 +13,29 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(super) const PAGE: u64 = 4096;
-/// Pages that a word of [`Part::written`] is for.
+/// Number of pages per word of [`Part::written`].
 const BITS: u64 = 64;
 
-/// Which part of the disk it is, and its memory.
+/// A section of the disk, and its memory.
 pub(super) struct Part {
-    /// Its bytes of the disk, from the start of a page to the end of one.
+    /// Byte range of the disk, page-aligned at both ends.
     pub(super) range: Range<u64>,
     bytes: Mapping,
-    /// A bit for each page: it has been written to. Others are zeroes, and reading them would cost
-    /// memory.
+    /// One bit for each page: set if the page has been written. Other pages read as zeroes; reading
+    /// them through the mapping would allocate memory.
     written: Mapping,
 }
 
-/// A file without a name, which cannot become shorter, and where it is in memory.
+/// An anonymous file that cannot shrink, and its mapping.
 struct Mapping {
     file: OwnedFd,
     base: *mut u8,
     len: u64,
 }
 
-// SAFETY: the mapping lives as long as the value, and its bytes are a disk's
-// sectors: read and written through raw pointers only, never borrowed. Guests
-// that race on a sector get what such guests get from a disk.
+// SAFETY: the mapping lives as long as the value. Its bytes are a disk's sectors: they are read and
+// written through raw pointers only, and never borrowed. Guests that race on a sector get what a
+// disk gives them.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send.
 unsafe impl Sync for Mapping {}
@@ -52,14 +52,13 @@ impl Mapping {
         Mapping::of(file, len)
     }
 
-    /// Of a file that is so long and stays so.
+    /// Maps a file that must have this length and be sealed against shrinking.
     fn of(file: OwnedFd, len: u64) -> io::Result<Mapping> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK) || fstat(&file)?.st_size as u64 != len {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that does not become
-        // shorter.
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that cannot shrink.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -77,7 +76,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nobody uses it now.
+        // SAFETY: the mapping is this value's own, and nothing uses it any more.
         let unmapped = unsafe { munmap(self.base.cast(), self.len as usize) };
         debug_assert!(unmapped.is_ok());
     }
@@ -93,7 +92,7 @@ impl Part {
         })
     }
 
-    /// One that another part's files are of.
+    /// Makes a part of the files that another part's [`Part::files`] returned.
     pub(super) fn of(range: Range<u64>, bytes: OwnedFd, written: OwnedFd) -> io::Result<Part> {
         let len = range.end.saturating_sub(range.start);
         if pages(range.start, len)? != range || len == 0 {
@@ -106,20 +105,20 @@ impl Part {
         })
     }
 
-    /// For [`Part::of`].
+    /// Returns the files from which [`Part::of`] makes the same part.
     pub(super) fn files(&self) -> [BorrowedFd<'_>; 2] {
         [self.bytes.file.as_fd(), self.written.file.as_fd()]
     }
 
-    /// A byte of the disk that is in it, or its end.
+    /// Returns the address of a byte of the disk in this part, or of the part's end.
     #[inline]
     fn at(&self, offset: u64) -> *mut u8 {
         debug_assert!(offset >= self.range.start && offset <= self.range.end);
-        // SAFETY: it lies within the mapping or at its end.
+        // SAFETY: the offset lies within the mapping or at its end.
         unsafe { self.bytes.base.add((offset - self.range.start) as usize) }
     }
 
-    /// The memory of a range that is in it.
+    /// Returns the memory of a range of this part.
     #[inline]
     pub(super) fn iovec(&self, range: &Range<u64>) -> iovec {
         iovec {
@@ -128,7 +127,7 @@ impl Part {
         }
     }
 
-    /// Words of bits with those of the pages of a range in each.
+    /// Returns the words with the bits of a range's pages, each with the mask of these bits.
     #[inline]
     fn words(&self, range: &Range<u64>) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let first = (range.start - self.range.start) / PAGE;
@@ -137,22 +136,23 @@ impl Part {
             let from = first.max(word * BITS) % BITS;
             let to = last.min(word * BITS + BITS - 1) % BITS;
             let mask = u64::MAX >> (BITS - 1 - (to - from)) << from;
-            // SAFETY: the mapping has a word for each 64 pages of the part, or some of them, is
-            // aligned and shared, as atomics may be.
+            // SAFETY: the mapping has a word for every 64 pages of the part or fraction of them. It
+            // is aligned and shared, as atomics may be.
             let word = unsafe { &*self.written.base.cast::<AtomicU64>().add(word as usize) };
             (word, mask)
         })
     }
 
-    /// Whether all of a range, which is not empty, has been written to.
+    /// Returns whether all pages of a range, which must not be empty, have been written.
     #[inline]
     pub(super) fn is_written(&self, range: &Range<u64>) -> bool {
         let mut words = self.words(range);
         words.all(|(word, mask)| word.load(Ordering::Acquire) & mask == mask)
     }
 
-    /// It has been now. (Not before that: a discard at the same time would leave bytes that nobody
-    /// sees until something is written beside them.)
+    /// Marks the pages of a range as written, after the data was copied. If they were marked before
+    /// the copy, a concurrent discard could leave bytes in an unmarked page, which a later write
+    /// beside them would expose.
     #[inline]
     pub(super) fn wrote(&self, range: &Range<u64>) {
         for (word, mask) in self.words(range) {
@@ -162,7 +162,7 @@ impl Part {
         }
     }
 
-    /// Pieces of a range, each with whether it has been written to.
+    /// Splits a range into pieces that have, or have not, been written.
     pub(super) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (bool, Range<u64>)> {
         let mut at = range.start;
         std::iter::from_fn(move || {
@@ -178,7 +178,7 @@ impl Part {
         })
     }
 
-    /// Gives whole pages back and clears the edges.
+    /// Frees whole pages of a range and zeroes its partial pages.
     pub(super) fn zero(&self, range: Range<u64>) -> Result<(), i32> {
         let whole = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
         if whole.is_empty() {
@@ -198,13 +198,13 @@ impl Part {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, len) = (whole.start - self.range.start, whole.end - whole.start);
         fallocate(&self.bytes.file, how, start, len).map_err(|error| {
-            // What is still there is seen again.
+            // Freeing failed: the pages still have their data.
             self.wrote(&whole);
             error.raw_os_error()
         })
     }
 
-    /// A part of a page.
+    /// Zeroes the written pages of a range through the mapping.
     fn clear(&self, range: Range<u64>) {
         for (is_written, piece) in self.pieces(range) {
             if is_written {
@@ -215,16 +215,16 @@ impl Part {
         }
     }
 
-    /// The bytes, which no request is for, become zeroes.
+    /// Zeroes a range, which no request may use meanwhile.
     pub(super) fn forget(&self, range: Range<u64>) {
         if self.zero(range.clone()).is_err() {
-            // What is not given back is cleared.
+            // Pages that cannot be freed are zeroed instead.
             self.clear(range);
         }
     }
 }
 
-/// From `start` on, in whole pages.
+/// Returns the range of whole pages from `start` on that holds `len` bytes.
 fn pages(start: u64, len: u64) -> io::Result<Range<u64>> {
     let end = start
         .checked_add(len)
@@ -236,7 +236,7 @@ fn pages(start: u64, len: u64) -> io::Result<Range<u64>> {
     }
 }
 
-/// Bytes for the bits of a part.
+/// Returns the number of bytes of a part's page bits.
 fn bits_len(range: &Range<u64>) -> u64 {
     ((range.end - range.start) / PAGE).div_ceil(BITS) * 8
 }

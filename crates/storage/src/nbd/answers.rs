@@ -1,4 +1,4 @@
-//! What a server answers, for somebody who waits.
+//! Reads a server's replies on a blocking transport.
 
 use fathom_nbd::protocol::{
     ChunkHeader, REPLY_FLAG_DONE, Replies, ReplyHeader, chunk, errno, u32_at,
@@ -6,7 +6,7 @@ use fathom_nbd::protocol::{
 use fathom_nbd::transport::Transport;
 use std::io::{self, Read};
 
-/// The longest text of an error, or the most extents, and room.
+/// Maximum length of a chunk in bytes: enough for the longest error text and for the extents.
 const MAX_CHUNK: u64 = 8 << 10;
 
 pub(super) struct Answers<'a> {
@@ -19,7 +19,7 @@ impl<'a> Answers<'a> {
         Answers { transport, replies }
     }
 
-    /// The cookie of the next request that is done; an error: it failed.
+    /// Returns the cookie of the next request that is done. Fails if the request failed.
     pub(super) fn done(&mut self) -> io::Result<u64> {
         loop {
             match self.header()? {

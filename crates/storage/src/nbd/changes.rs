@@ -1,5 +1,5 @@
-//! Asking a server of Fathom's what changes of a disk that is to be taken over: `moving.rs` of the exports
-//! has the other side.
+//! Queries a Fathom server for the changes of a disk that is being moved; `moving.rs` of the crate
+//! `exports` is the other side.
 
 use super::answers::Answers;
 use super::endpoint::{Endpoint, Greeted};
@@ -17,22 +17,22 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// For connecting, and for each answer.
+/// Timeout for connecting, and for each reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is told of consists of these.
+/// Granularity of the reported changes in bytes.
 const BLOCK: u64 = 4096;
 
-/// Bytes of one extent, and before the first.
+/// Lengths in bytes of one extent, and of the head before the first.
 const EXTENT: usize = 16;
 const HEAD: usize = 8;
 
-/// The server says no, and why.
+/// The server's refusal, with its reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// A connection on which is asked.
+/// A connection for querying changes.
 pub struct ChangesClient {
     endpoint: Endpoint,
     greeted: Greeted,
@@ -41,8 +41,8 @@ pub struct ChangesClient {
 }
 
 impl ChangesClient {
-    /// Connects, blocking. `begins`: what was changed before is of no interest; else the server must know of
-    /// the move that `id` names. The error is one line for the user.
+    /// Connects; blocking. If `begins`, earlier changes do not matter; otherwise the server must
+    /// know the move named `id`. The error is one line for the user.
     pub fn connect(uri: &NbdUri, id: &str, begins: bool) -> Result<ChangesClient, DiskError> {
         debug_assert!(is_move_id(id));
         let context = if begins { CHANGES_BEGIN } else { CHANGES_GO_ON };
@@ -59,23 +59,24 @@ impl ChangesClient {
         })
     }
 
-    /// Bytes of the disk.
+    /// Returns the disk's size in bytes.
     pub fn size(&self) -> u64 {
         self.export.size
     }
 
-    /// Returns what closes the connection, even while an answer is waited for.
+    /// Returns a function that closes the connection, even while a reply is awaited.
     pub fn halt(&self) -> Halt {
         let socket = Arc::downgrade(&self.greeted.socket);
         Arc::new(move || {
             let socket = socket.upgrade();
-            // (It may be closed already.)
+            // The connection may be closed already.
             let _ = socket.map(|socket| shutdown(&socket, Shutdown::Both));
         })
     }
 
-    /// What has changed since it was last told, from `offset` on, which is where an answer has ended, or 0.
-    /// Never nothing; no more than `len` bytes. After an error the range may have been told, and not heard of.
+    /// Returns the changes since the last query, from `offset` on. `offset` is the end of the last
+    /// answer, or 0. The answer covers at least one byte and at most `len`. After an error the
+    /// server may have reported the range although the reply was lost.
     pub fn next(&mut self, offset: u64, len: u64) -> Result<Vec<Run>, DiskError> {
         let payload = self.ask(command::BLOCK_STATUS, offset, len)?;
         let payload = payload.map_err(|refused| self.endpoint.unusable(refused.0))?;
@@ -92,7 +93,8 @@ impl ChangesClient {
         let told = extents
             .iter()
             .try_fold(0u64, |sum, extent| sum.checked_add(extent.len));
-        // (Blocks, for who tells of less never comes to an end.)
+        // Answers must end on block boundaries: a server that reports less at a time would make the
+        // query endless.
         let is_block = |told: u64| told.is_multiple_of(BLOCK) || told == len;
         let fits = told.is_some_and(|told| (1..=len).contains(&told) && is_block(told));
         match fits && extents.iter().all(|extent| extent.len > 0) {
@@ -101,14 +103,14 @@ impl ChangesClient {
         }
     }
 
-    /// No guest of the server's may have the disk from now on. It may have been taken over even if no answer
-    /// comes.
+    /// Takes the disk over: no guest of the server may use it any more. The disk may have been
+    /// taken over even if no reply arrives.
     pub fn take_over(&mut self) -> Result<Result<(), Refused>, DiskError> {
         let answer = self.ask(command::TAKE_OVER, 0, 0)?;
         Ok(answer.map(drop))
     }
 
-    /// The payload of the answer, if it has one.
+    /// Sends a command and returns the payload of the reply, if it has one.
     fn ask(
         &mut self,
         command: u16,
@@ -167,7 +169,7 @@ impl ChangesClient {
     }
 }
 
-/// What an error's chunk says.
+/// Returns the text of an error chunk.
 fn text_of(bytes: &[u8]) -> String {
     let text = bytes.get(6..).unwrap_or_default();
     match fathom_nbd::protocol::readable(text) {

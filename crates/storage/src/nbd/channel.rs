@@ -1,4 +1,4 @@
-//! One worker's way to the export.
+//! One worker's access to the export.
 
 use super::connection::{Connection, Event};
 use super::links::{Given, Seat};
@@ -14,13 +14,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-/// What there is of connections.
+/// State of the channel's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Up,
-    /// They are lost; the engine may still be using them.
+    /// The connections are lost; the engine may still be using them.
     Closing,
-    /// There are none, until the bell rings.
+    /// There are no connections; the bell announces new ones.
     Down,
 }
 
@@ -28,29 +28,29 @@ pub(super) struct NbdChannel {
     pub(super) shared: Arc<Shared>,
     seat: Seat,
     pub(super) phase: Phase,
-    /// Of the connections.
+    /// Generation of the connections.
     generation: u64,
     pub(super) connections: Vec<Connection>,
-    /// Requests of which the server has not been asked everything.
+    /// Requests that have not been sent completely as commands.
     pub(super) waiting: VecDeque<RequestId>,
-    /// By request.
+    /// Progress by request.
     pub(super) progress: Vec<Progress>,
     pub(super) unflushed: Unflushed,
-    /// Writes that are done, and that there is no room for yet in what is kept until a flush.
+    /// Completed writes that wait for room among the writes kept until a flush.
     pub(super) held: VecDeque<RequestId>,
-    /// The number of the flush that no request has asked for, while it is under way.
+    /// Number of the channel's own flush in flight, which no request has asked for.
     pub(super) own_flush: Option<u64>,
-    /// One is to be begun.
+    /// Whether the channel must begin a flush of its own.
     pub(super) flush_is_wanted: bool,
-    /// Why the connections are to be given up.
+    /// Reason to abandon the connections.
     pub(super) trouble: Option<String>,
-    /// How long the server may say nothing of a request (ticks).
+    /// Time, in ticks, that the server may take to reply to a request.
     timeout: Option<u64>,
-    /// How long requests wait for a server that is away (ticks).
+    /// Time, in ticks, for which requests wait for a disconnected server.
     pub(super) patience: u64,
-    /// Whether the alarm is set by which overdue answers are looked for.
+    /// Whether the timer that looks for overdue replies is set.
     alarmed: bool,
-    /// Commands whose answer has come, or that have been sent.
+    /// Scratch list of commands that have been answered or sent.
     ended: Vec<u16>,
 }
 
@@ -83,7 +83,7 @@ impl NbdChannel {
             ended: Vec::new(),
             shared,
         };
-        // (A channel that fails here lets go of its seat.)
+        // If this constructor fails, the caller must give up the seat.
         let rung = Token::channel(Event::Rung.tag());
         cx.engine.watch(channel.seat.bell.as_raw_fd(), rung)?;
         if let Some(given) = given {
@@ -92,7 +92,7 @@ impl NbdChannel {
         Ok(channel)
     }
 
-    /// Use new connections.
+    /// Adopts new connections.
     fn adopt(&mut self, cx: &mut Cx, given: Given) -> io::Result<()> {
         let replies = self.shared.export.replies;
         self.generation = given.generation;
@@ -105,8 +105,8 @@ impl NbdChannel {
         Ok(())
     }
 
-    /// Why the request cannot be asked of the server, or what it is answered
-    /// without.
+    /// Returns the errno, or 0, with which to complete the request without the server. None: the
+    /// server must be asked.
     #[inline]
     fn answer_at_once(&self, request: &Request) -> Option<i32> {
         let shared = &*self.shared;
@@ -133,7 +133,7 @@ impl NbdChannel {
         }
     }
 
-    /// Move everything as far as it goes without waiting.
+    /// Makes all progress that is possible without waiting.
     pub(super) fn go_on(&mut self, cx: &mut Cx) {
         if self.phase == Phase::Up {
             if let Err(why) = self.ask_and_send(cx) {
@@ -146,7 +146,8 @@ impl NbdChannel {
         self.set_alarm(cx);
     }
 
-    /// Until the server has been asked all that there is room for: commands may end while they are sent.
+    /// Sends commands until no request waits or there is no room: commands may end while they are
+    /// sent.
     fn ask_and_send(&mut self, cx: &mut Cx) -> Result<(), String> {
         loop {
             self.ask(cx);
@@ -195,13 +196,13 @@ impl NbdChannel {
         }
     }
 
-    /// Nothing more of these commands is to be sent.
+    /// Handles commands that have been sent completely.
     fn have_gone(&mut self, cx: &mut Cx, index: usize, mut gone: Vec<u16>) {
         for number in gone.drain(..) {
             let command = self.connections[index].table.get(number);
             command.in_send = false;
             command.touched = cx.now();
-            // The server need not have waited for all of it.
+            // The server may answer before it has received the whole command.
             if command.answered {
                 self.command_done(cx, index, number);
             }
@@ -209,8 +210,8 @@ impl NbdChannel {
         self.ended = gone;
     }
 
-    /// The connections are of no more use, those of the other channels neither. Requests in flight wait for
-    /// the next ones as soon as the engine has let go of their memory.
+    /// Abandons the connections of this and all other channels. Once the engine has released the
+    /// memory of requests in flight, these wait for the next connections.
     pub(super) fn lose(&mut self, cx: &mut Cx, why: &str) {
         self.shared.lose(self.generation, why);
         self.close(cx);
@@ -228,7 +229,7 @@ impl NbdChannel {
         self.settle(cx);
     }
 
-    /// Once nothing is in flight: the end of connections that are lost.
+    /// Completes the loss of the connections once nothing is in flight.
     fn settle(&mut self, cx: &mut Cx) {
         if self
             .connections
@@ -288,7 +289,7 @@ impl NbdChannel {
         }
     }
 
-    /// Have what is overdue looked for while there is anything to wait for.
+    /// Sets the timer that looks for overdue replies, or fails requests that have waited too long.
     fn set_alarm(&mut self, cx: &mut Cx) {
         match (self.phase, self.timeout) {
             (Phase::Up, Some(timeout)) if !self.alarmed => {
@@ -307,7 +308,7 @@ impl NbdChannel {
         }
     }
 
-    /// Requests that have waited long enough for a server that is away, or may not wait.
+    /// Fails requests that have waited long enough for a disconnected server, or may not wait.
     fn give_up(&mut self, cx: &mut Cx) {
         let patience = self.patience;
         self.fail_waiting(cx, |cx, progress, id| {

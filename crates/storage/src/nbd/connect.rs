@@ -1,4 +1,4 @@
-//! A socket that is connected before a deadline, and what TLS on it takes.
+//! Opens sockets with a deadline, and loads the certificates for TLS.
 
 use fathom_files::gate::{self, Wanted};
 use fathom_nbd::vsock::VsockAddr;
@@ -14,11 +14,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Bytes that a Unix socket may hold for the server, if the system's limit
-/// (net.core.wmem_max) allows it. TCP finds out by itself.
+/// Send buffer of a Unix socket in bytes, if the system's limit (net.core.wmem_max) allows it. TCP
+/// sizes its buffer itself.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// A socket to the server, by this process or by one with more rights.
+/// Opens a socket to the server, in this process or through one with more privileges.
 pub(super) fn dial_server(uri: &NbdUri, deadline: Instant) -> io::Result<OwnedFd> {
     let patience = deadline.saturating_duration_since(Instant::now());
     let wanted = || Wanted::Server {
@@ -31,7 +31,7 @@ pub(super) fn dial_server(uri: &NbdUri, deadline: Instant) -> io::Result<OwnedFd
     }
 }
 
-/// What connecting by TLS takes, read by this process or by one with more rights.
+/// Loads certificates and keys for TLS, in this process or through one with more privileges.
 pub(super) fn load_tls(uri: &NbdUri) -> Result<Option<ClientTls>, TlsError> {
     let open = |path: &Path| gate::certificates(uri.as_str(), path);
     uri.tls()
@@ -39,7 +39,7 @@ pub(super) fn load_tls(uri: &NbdUri) -> Result<Option<ClientTls>, TlsError> {
         .transpose()
 }
 
-/// Connects to the first of the server's addresses that answers.
+/// Connects to the first of the server's addresses that accepts.
 fn connect_to(uri: &NbdUri, deadline: Instant) -> io::Result<OwnedFd> {
     match uri.address() {
         Address::Unix(path) => {
@@ -56,7 +56,7 @@ fn connect_to(uri: &NbdUri, deadline: Instant) -> io::Result<OwnedFd> {
     }
 }
 
-/// The same for who hands the socket on.
+/// Connects to the server of a URI, for a process that passes the socket on.
 pub fn connect(uri: &str, deadline: Instant) -> io::Result<OwnedFd> {
     let uri: NbdUri = uri.parse().map_err(io::Error::other)?;
     connect_to(&uri, deadline)
@@ -70,11 +70,11 @@ fn dial(family: AddressFamily, to: &impl SocketAddrArg, deadline: Instant) -> io
     }
     sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left))?;
     match rustix::net::connect(&socket, to) {
-        // What is left of SO_SNDTIMEO, for a connect.
+        // connect(2) returns these errors when SO_SNDTIMEO expires.
         Err(Errno::INPROGRESS | Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
         done => done?,
     }
-    // From now on an operation waits as long as it takes.
+    // From now on, operations wait without a limit.
     sockopt::set_socket_timeout(&socket, Timeout::Send, None)?;
     Ok(socket)
 }
@@ -89,7 +89,7 @@ fn dial_host(host: &str, port: u16, deadline: Instant) -> io::Result<OwnedFd> {
         match dial(family, &to, deadline) {
             Ok(socket) => {
                 sockopt::set_tcp_nodelay(&socket, true)?;
-                // A server whose host is gone is noticed, sooner or later.
+                // Keepalive detects a server whose host is gone.
                 sockopt::set_socket_keepalive(&socket, true)?;
                 return Ok(socket);
             }

@@ -1,4 +1,4 @@
-//! One connection of a channel: what the server has been asked on it, and what moves the bytes.
+//! One connection of a channel: its commands in flight, and its sends and receives.
 
 use super::endpoint::{Connected, say_goodbye};
 use super::receiver::Receiver;
@@ -14,13 +14,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// What completes with [`RequestId::NOBODY`](fathom_core::RequestId::NOBODY).
+/// Events that complete with [`RequestId::NOBODY`](fathom_core::RequestId::NOBODY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// Of the connection with this index.
+    /// A receive or a send of the connection with this index has completed.
     Received(usize),
     Sent(usize),
-    /// The channel's bell.
+    /// The channel's bell was rung.
     Rung,
 }
 
@@ -42,22 +42,23 @@ impl Event {
     }
 }
 
-/// The engine may be using what its parts point to: these go only when nothing is in flight.
+/// A connection. The engine may be using memory of its parts, so it is dropped only when nothing is
+/// in flight.
 pub(super) struct Connection {
-    /// None: at its end.
+    /// None once the connection has ended.
     socket: Option<OwnedFd>,
     pub(super) table: Table,
     pub(super) sender: Sender,
     receiver: Receiver,
     tls: Option<Box<Sealed>>,
     sending: bool,
-    /// When the send in flight began (ticks).
+    /// Start of the send in flight, in ticks.
     since: u64,
     receiving: bool,
 }
 
 impl Connection {
-    /// With what has been agreed upon.
+    /// Makes a connection with the negotiated properties.
     pub(super) fn new(connected: Connected, replies: Replies) -> Connection {
         let Connected {
             socket,
@@ -84,7 +85,7 @@ impl Connection {
         cx.engine.add_socket(self.socket())
     }
 
-    /// Nothing of it is in flight.
+    /// Unregisters the socket. Nothing must be in flight on it.
     pub(super) fn forget(&self, cx: &mut Cx) {
         cx.engine.remove_socket(self.socket());
     }
@@ -93,7 +94,7 @@ impl Connection {
         self.sending || self.receiving
     }
 
-    /// Has what is to be sent sent, as far as it goes without waiting. Commands that need nothing more of
+    /// Starts a send if none is in flight and commands wait. Commands that need nothing more of
     /// their requests are appended to `gone`.
     pub(super) fn send(
         &mut self,
@@ -137,13 +138,14 @@ impl Connection {
             socket: self.socket().as_raw_fd(),
             message,
         };
-        // SAFETY: the connection stays until the completion, or for good, and so do the requests: none is
-        // completed while it is in a send, or before its answer has been received, unless the socket is
-        // closed and nothing is in flight.
+        // SAFETY: the connection lives until the completion, or is leaked, and so do the requests.
+        // No request completes while it is in a send, or before its reply was received, unless the
+        // socket is closed and nothing is in flight.
         unsafe { cx.engine.push_socket(io, Token::channel(event.tag())) };
     }
 
-    /// What the engine has to say of a receive; commands whose answer is complete are appended to `answered`.
+    /// Handles the result of a receive. Commands whose replies are complete are appended to
+    /// `answered`.
     pub(super) fn received(
         &mut self,
         cx: &Cx,
@@ -167,7 +169,8 @@ impl Connection {
         }
     }
 
-    /// Likewise of a send; commands that need nothing more of their requests are appended to `gone`.
+    /// Handles the result of a send. Commands that need nothing more of their requests are appended
+    /// to `gone`.
     pub(super) fn sent(&mut self, result: i32, gone: &mut Vec<u16>) -> Result<(), String> {
         self.sending = false;
         if result <= 0 {
@@ -180,7 +183,7 @@ impl Connection {
         Ok(())
     }
 
-    /// It is closed; the engine has been asked to let go.
+    /// Records the end of an operation after the connection was closed.
     pub(super) fn settles(&mut self, event: Event) {
         match event {
             Event::Sent(_) => self.sending = false,
@@ -188,7 +191,7 @@ impl Connection {
         }
     }
 
-    /// It is of no more use.
+    /// Shuts the connection down and cancels its operations.
     pub(super) fn close(&self, cx: &mut Cx, index: usize) {
         let _ = shutdown(self.socket(), Shutdown::Both);
         for (in_flight, event) in [
@@ -201,7 +204,7 @@ impl Connection {
         }
     }
 
-    /// What is wrong with a server of which nothing has been seen since then.
+    /// Returns what is wrong if the server has not responded, or not read, since that time.
     pub(super) fn complaint(&self, since: u64) -> Option<&'static str> {
         if self.table.has_stale(since) {
             Some("the server no longer responds")
@@ -212,7 +215,7 @@ impl Connection {
         }
     }
 
-    /// Ends it; `politely`: there is still somebody to tell.
+    /// Ends the connection. `politely`: sends NBD_CMD_DISC if no command was sent partly.
     pub(super) fn end(mut self, replies: Replies, politely: bool) {
         if politely && !self.sending && self.sender.is_between_commands() {
             let socket = self.socket.as_ref().expect("it has not ended");
@@ -221,7 +224,7 @@ impl Connection {
         }
         let _ = shutdown(self.socket(), Shutdown::Both);
         if self.is_in_use() {
-            // The kernel may still be using the rest.
+            // The kernel may still be using the other parts.
             drop(self.socket.take());
             std::mem::forget(self);
         }

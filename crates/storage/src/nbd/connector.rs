@@ -1,5 +1,5 @@
-//! Threads that connect to a server: they know names and make sockets, which workers may have no
-//! right to, nor who is started by one.
+//! Threads that connect to a server. Connecting needs to resolve names and open sockets, for which
+//! workers and the threads they start may lack the privileges.
 
 use fathom_core::{ThreadKind, thread_starts};
 use std::io;
@@ -8,11 +8,11 @@ use std::thread::Builder;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Starts a thread for each attempt, on behalf of whoever asks; until this is dropped.
+/// Runs each connection attempt on a thread of its own, until this value is dropped.
 pub(super) struct Connector(Sender<Job>);
 
 impl Connector {
-    /// By a thread that may do what connecting takes.
+    /// Starts the connecting thread. The calling thread must have the privileges to connect.
     pub(super) fn start() -> io::Result<Connector> {
         let (jobs, asked) = channel::<Job>();
         let named = |name: &str| Builder::new().name(name.into());
@@ -23,7 +23,7 @@ impl Connector {
                 let body = move || given.recv().into_iter().for_each(|job| job());
                 match named("nbd connect").spawn(body) {
                     Ok(_) => drop(give.send(job)),
-                    // One after the other, then.
+                    // Without another thread, attempts run one after the other.
                     Err(_) => job(),
                 }
             }
@@ -32,7 +32,7 @@ impl Connector {
     }
 
     pub(super) fn ask(&self, job: impl FnOnce() + Send + 'static) {
-        // The thread is there as long as this.
+        // The receiving thread lives as long as this value.
         let _ = self.0.send(Box::new(job));
     }
 }

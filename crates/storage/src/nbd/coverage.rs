@@ -1,18 +1,18 @@
-//! Which bytes of a read have come.
+//! Tracks which bytes of a read have arrived.
 
 use smallvec::SmallVec;
 
-/// Gaps that a server may leave between the chunks of one reply: it sends
-/// them in order, or nearly so.
+/// Maximum number of separate pieces of one reply. Servers send their chunks in order, or nearly
+/// so.
 const MAX_PIECES: usize = 256;
 
-/// Ranges of a reply that have come: in order, apart from each other.
+/// Ranges of a reply that have arrived, in ascending order and not adjacent.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
     pieces: SmallVec<[(u32, u32); 2]>,
 }
 
-/// The range has come before, or it is one gap too many.
+/// The range overlaps an earlier one, or it is one piece too many.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Overlap;
 
@@ -21,7 +21,7 @@ impl Coverage {
         self.pieces.clear();
     }
 
-    /// `start..end`, which is not empty, has come, too.
+    /// Adds the non-empty range `start..end`.
     #[inline]
     pub(super) fn add(&mut self, start: u32, end: u32) -> Result<(), Overlap> {
         if let Some(last) = self.pieces.last_mut()
@@ -52,7 +52,7 @@ impl Coverage {
         Ok(())
     }
 
-    /// All of `len` bytes have come.
+    /// Returns whether all of `len` bytes have arrived.
     #[inline]
     pub(super) fn is_whole(&self, len: u32) -> bool {
         self.pieces[..] == [(0, len)]

@@ -1,4 +1,4 @@
-//! The server and its export, which is connected to again and again.
+//! The server and its export, to which a disk connects repeatedly.
 
 use super::connect::{dial_server, load_tls};
 use super::rules::{Context, Tells};
@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 pub(super) struct Endpoint {
     uri: NbdUri,
     tls: Option<ClientTls>,
-    /// The metadata context that is asked for.
+    /// Metadata context to negotiate.
     context: String,
-    /// For connecting and the handshake.
+    /// Timeout for connecting, and for the handshake.
     patience: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Endpoint {
         }
     }
 
-    /// Connects and agrees on the export, blocking.
+    /// Connects and negotiates the export; blocking.
     pub(super) fn connect(&self) -> Result<(Greeted, Export), DiskError> {
         let deadline = Instant::now() + self.patience;
         let socket = dial_server(&self.uri, deadline).map_err(|source| DiskError::Io {
@@ -67,7 +67,8 @@ impl Endpoint {
             source,
         })?;
         let socket = Arc::new(socket);
-        // (Another disk may have had to be waited for until then.)
+        // The handshake gets the full time again: the server may have been slow to accept because
+        // of another disk.
         let deadline = Instant::now() + self.patience;
         let mut transport = Transport::new(socket.clone(), deadline);
         let wishes = Wishes {
@@ -97,7 +98,7 @@ impl Endpoint {
     }
 }
 
-/// A connection whose handshake is over, for who waits.
+/// A connection after the handshake, for blocking use.
 pub(super) struct Greeted {
     pub(super) transport: Transport,
     pub(super) socket: Arc<OwnedFd>,
@@ -105,7 +106,7 @@ pub(super) struct Greeted {
 }
 
 impl Greeted {
-    /// The same for a worker.
+    /// Converts the connection for use by a worker.
     pub(super) fn ready(self) -> Connected {
         let tls = self.transport.into_tls();
         Connected {
@@ -116,7 +117,8 @@ impl Greeted {
     }
 }
 
-/// A server that is not told takes it for a failure. Nothing is half sent.
+/// Sends NBD_CMD_DISC, without which servers take the end for a failure. No command must have been
+/// sent partly.
 pub(super) fn say_goodbye(socket: &OwnedFd, tls: Option<&mut Session>, replies: Replies) {
     let mut goodbye = Vec::with_capacity(RequestHeader::EXTENDED_LEN);
     let header = RequestHeader {
@@ -139,22 +141,22 @@ pub(super) fn say_goodbye(socket: &OwnedFd, tls: Option<&mut Session>, replies: 
     }
 }
 
-/// A connection that nobody uses yet.
+/// A connection that no channel uses yet.
 pub(super) struct Connected {
     pub(super) socket: OwnedFd,
     pub(super) tls: Option<Session>,
-    /// What the server tells of parts of the disk, if anything.
+    /// Metadata context that the server offers, if any.
     pub(super) context: Option<Context>,
 }
 
 impl Connected {
-    /// Whoever does not need it says so.
+    /// Ends an unused connection politely.
     pub(super) fn part(mut self, replies: Replies) {
         say_goodbye(&self.socket, self.tls.as_mut(), replies);
     }
 }
 
-/// For whoever cannot go on without.
+/// Returns the error for a channel that cannot be started.
 pub(super) fn cannot_start(endpoint: &Endpoint, source: io::Error) -> DiskError {
     DiskError::Io {
         path: endpoint.name(),

@@ -1,27 +1,28 @@
-//! Which flush makes what durable: by their numbers, which all channels share.
+//! Numbers flushes across all channels, to know which flush makes which write durable.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Of a disk.
+/// The flushes of one disk.
 #[derive(Default)]
 pub(super) struct Flushes {
-    /// Writes that have been completed, and may have to be sent again.
+    /// Number of writes that have been completed and may have to be sent again.
     sequence: AtomicU64,
-    /// Flushes that have been started.
+    /// Number of flushes that have begun.
     begun: AtomicU64,
-    /// The last of them that has succeeded.
+    /// Number of the last flush that has succeeded.
     last: AtomicU64,
-    /// The first flush that makes all durable that has been written.
+    /// Number of the first flush that makes all completed writes durable.
     needed: AtomicU64,
-    /// The last flush that was made up because what it was for is given up.
+    /// Number of the last fictitious flush, which stands for writes that were given up.
     voided: AtomicU64,
     /// See [`Flushes::distrust`].
     is_distrusted: AtomicBool,
 }
 
 impl Flushes {
-    /// The number of one more write that has been completed, and is not durable, and the first flush that
-    /// makes it so. Flushes that begin from now on have that number, or larger ones.
+    /// Counts a completed write that is not durable. Returns its sequence number and the number of
+    /// the first flush that makes it durable. Flushes that begin from now on have that number or
+    /// larger ones.
     #[inline]
     pub(super) fn wrote(&self) -> (u64, u64) {
         let mark = self.begun.load(Ordering::SeqCst) + 1;
@@ -29,30 +30,30 @@ impl Flushes {
         (self.sequence.fetch_add(1, Ordering::Relaxed), mark)
     }
 
-    /// A flush begins; returns its number.
+    /// Begins a flush and returns its number.
     pub(super) fn begin(&self) -> u64 {
         self.begun.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// This flush has succeeded, says the server.
+    /// Records that the server has reported this flush as successful.
     pub(super) fn succeeded(&self, number: u64) {
         if !self.is_distrusted() {
             self.last.fetch_max(number, Ordering::SeqCst);
         }
     }
 
-    /// The last flush that has succeeded.
+    /// Returns the number of the last flush that has succeeded.
     pub(super) fn last(&self) -> u64 {
         self.last.load(Ordering::SeqCst)
     }
 
-    /// The first flush that makes all durable that has been written until now.
+    /// Returns the number of the first flush that makes all writes completed so far durable.
     pub(super) fn needed(&self) -> u64 {
         self.needed.load(Ordering::SeqCst)
     }
 
-    /// The server has failed to flush: what it says of other flushes is not believed, until all has been
-    /// written again.
+    /// Records that the server has failed to flush. Further successes are ignored until all kept
+    /// writes have been sent again.
     pub(super) fn distrust(&self) {
         self.is_distrusted.store(true, Ordering::SeqCst);
     }
@@ -65,20 +66,21 @@ impl Flushes {
         self.is_distrusted.load(Ordering::SeqCst)
     }
 
-    /// Nothing that was written until now is to be written again. Returns the flush that stands for that: see
-    /// [`Flushes::has_ended`].
+    /// Gives up all writes completed so far: they are not sent again. Returns the number of the
+    /// fictitious flush that stands for them, see [`Flushes::has_ended`].
     pub(super) fn void(&self) -> u64 {
         let number = self.begin();
         self.voided.fetch_max(number, Ordering::SeqCst);
         number
     }
 
-    /// Nobody writes it any more.
+    /// Marks the fictitious flush as successful, once no thread sends the given-up writes any more.
     pub(super) fn has_ended(&self, voided: u64) {
         self.last.fetch_max(voided, Ordering::SeqCst);
     }
 
-    /// Another number than before: what was kept then is not to be written any more.
+    /// Returns a number that changes when kept writes are given up; writes kept before must then
+    /// not be sent.
     pub(super) fn voided(&self) -> u64 {
         self.voided.load(Ordering::SeqCst)
     }

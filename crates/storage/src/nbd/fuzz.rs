@@ -1,5 +1,5 @@
-//! What a server may send, as a function of bytes: the body of a fuzz target
-//! and of a test.
+//! Feeds a client with a server's replies that are made from bytes: the body of a fuzz target and
+//! of a test.
 
 use super::receiver::Receiver;
 use super::rules::{Context, Tells};
@@ -8,19 +8,19 @@ use fathom_core::{Op, RequestId, Slab};
 use fathom_nbd::protocol::{ChunkHeader, Replies, chunk, command, u64_at};
 use libc::{iovec, msghdr};
 
-/// Commands at once; each has a region of memory.
+/// Number of concurrent commands; each has a region of memory.
 const SLOTS: usize = 6;
 const REGION: usize = 8192;
-/// What memory is made of that nobody may write to.
+/// Value of the bytes that must not be written to.
 const GUARD: u8 = 0xee;
-/// The id of base:allocation.
+/// The ID of base:allocation.
 const ALLOCATION: u32 = 7;
 const CONTEXT: Context = Context {
     id: ALLOCATION,
     tells: Tells::Allocation,
 };
 
-/// Takes what it needs of the input; zeroes when that has ended.
+/// The fuzzer's input; reads as zeroes after its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -42,13 +42,13 @@ impl Input<'_> {
     }
 }
 
-/// A command that the server has been asked.
+/// A command that the server has received.
 struct Asked {
     slot: usize,
     index: u16,
     /// Bytes of a read that an honest server has left to send.
     left: std::ops::Range<u32>,
-    /// A part of it has been sent as a hole.
+    /// Whether a part of it has been sent as a hole.
     holes: bool,
 }
 
@@ -61,19 +61,19 @@ struct Case {
     receiver: Receiver,
     asked: Vec<Asked>,
     stream: Vec<u8>,
-    /// The server has lied: what reads bring is not known.
+    /// Whether the server has lied, so that the results of reads are unknown.
     lied: bool,
 }
 
-/// What an honest server has at this offset.
+/// The byte of an honest server's data at this offset.
 fn content(offset: u64) -> u8 {
     (offset ^ offset >> 7) as u8 | 1
 }
 
-/// Let a server answer as the bytes say.
+/// Simulates a server that replies as the input says.
 ///
 /// # Panics
-/// When bytes go where they should not, or an honest answer is not understood.
+/// If bytes are written outside their place, or an honest reply is not understood.
 pub fn replies(input: &[u8]) {
     let mut input = Input(input);
     let replies = match input.byte() % 3 {
@@ -130,7 +130,7 @@ impl Case {
         };
         let len = 1 + input.number(4096) as u32;
         let request = &mut self.slab[self.ids[slot]];
-        // It may be a part of its request.
+        // The command may be a part of its request.
         let lead = input.number(100) as u32;
         request.op = op;
         request.len = len.into();
@@ -173,7 +173,7 @@ impl Case {
         u64_at(self.table.header(index), 8)
     }
 
-    /// Says the truth about one command, or a part of it.
+    /// Sends an honest reply to one command, or a part of one.
     fn answer(&mut self, input: &mut Input<'_>) {
         if self.asked.is_empty() {
             return;
@@ -200,7 +200,7 @@ impl Case {
             kind = chunk::ERROR;
             body.extend([0, 0, 0, 5, 0, 2, b'n', b'o']);
         } else if ask.command == command::READ {
-            // Front or back of what is left.
+            // Sends the front or the back of what is left.
             let left = asked.left.clone();
             let part = 1 + input.number(left.len().max(1)) as u32;
             let range = match input.byte() & 1 {
@@ -260,7 +260,7 @@ impl Case {
         self.stream.extend(body);
     }
 
-    /// A chunk that may be anything, often about a command that there is.
+    /// Sends an arbitrary chunk, often about an existing command.
     fn lie(&mut self, input: &mut Input<'_>) {
         self.lied = true;
         let (cookie, ask) = match self.asked.len() {
@@ -275,7 +275,7 @@ impl Case {
         let kind = KINDS[input.number(KINDS.len())];
         let len = input.number(48);
         let mut body = input.bytes(len);
-        // Often at an end of what was asked for, or across it.
+        // Often at an end of the requested range, or across it.
         if let (Some(ask), Some(start)) = (ask, body.first_chunk_mut()) {
             let range = ask.offset..ask.offset + ask.len;
             let near = match input.byte() % 3 {
@@ -291,7 +291,7 @@ impl Case {
         self.chunk(u16::from(input.byte()) & 1, kind, cookie, offset, &body);
     }
 
-    /// Let the client have what was sent, in pieces. False: it has hung up.
+    /// Delivers the sent bytes to the client in pieces. Returns false if the client hangs up.
     fn deliver(&mut self, input: &mut Input<'_>) -> bool {
         let stream = std::mem::take(&mut self.stream);
         let mut rest = &stream[..];
@@ -301,7 +301,7 @@ impl Case {
                 0..100 => rest.len(),
                 n => usize::from(n),
             };
-            // SAFETY: what `prepare` returns is there to be received into.
+            // SAFETY: the message of `prepare` is valid for receiving.
             let taken = unsafe { receive(message, &rest[..most.min(rest.len())]) };
             rest = &rest[taken..];
             self.receiver.received(taken);
@@ -330,7 +330,7 @@ impl Case {
         self.memory[region].fill(GUARD);
     }
 
-    /// Where the bytes of the command are in `memory`.
+    /// Returns the indices in `memory` of the command's bytes.
     fn places(&self, ask: &Ask) -> impl Iterator<Item = usize> {
         let base = self.memory.as_ptr() as usize;
         let segments = self.slab[ask.id].segments.iter();
@@ -349,7 +349,7 @@ impl Case {
         }
     }
 
-    /// Only what was asked for has been written to.
+    /// Checks that only requested bytes have been written.
     fn check_guards(&mut self) {
         let mut guards = vec![true; self.memory.len()];
         for asked in &self.asked {
@@ -370,7 +370,7 @@ impl Case {
     }
 }
 
-/// recvmsg(2), from bytes.
+/// Emulates recvmsg(2) on bytes.
 ///
 /// # Safety
 /// The message's iovecs are valid.
@@ -382,7 +382,7 @@ unsafe fn receive(message: *mut msghdr, bytes: &[u8]) -> usize {
     for iov in iovecs {
         assert!(iov.iov_len > 0);
         let (now, later) = rest.split_at(iov.iov_len.min(rest.len()));
-        // SAFETY: within the iovec.
+        // SAFETY: the bytes fit into the iovec.
         unsafe {
             iov.iov_base.cast::<u8>().copy_from(now.as_ptr(), now.len());
         }
@@ -405,7 +405,7 @@ mod tests {
             replies(&input);
         }
 
-        /// Without lies, everything is understood however it is cut up.
+        /// Without lies, every reply is understood, however the stream is split.
         #[test]
         fn honest_replies_are_understood_in_any_pieces(
             form in 0..3u8,

@@ -1,9 +1,9 @@
-//! The end of a disk, for threads that wait meanwhile.
+//! Signals the end of a disk to threads that wait.
 
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Ends the search when the disk is gone.
+/// Flag that ends the reconnection when the disk is gone.
 #[derive(Default)]
 pub(super) struct Halt {
     is_over: Mutex<bool>,
@@ -11,7 +11,7 @@ pub(super) struct Halt {
 }
 
 impl Halt {
-    /// Nobody needs the server any more.
+    /// Sets the flag and wakes all waiting threads.
     pub(super) fn halt(&self) {
         *self.is_over.lock().unwrap_or_else(|e| e.into_inner()) = true;
         self.ended.notify_all();
@@ -21,7 +21,7 @@ impl Halt {
         *self.is_over.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// False: it is over.
+    /// Waits for `pause`. Returns false if the disk has ended.
     pub(super) fn pause(&self, pause: Duration) -> bool {
         let guard = self.is_over.lock().unwrap_or_else(|e| e.into_inner());
         let waited = self.ended.wait_timeout_while(guard, pause, |over| !*over);

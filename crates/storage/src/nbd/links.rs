@@ -1,4 +1,4 @@
-//! The channels of a disk, and who of them has connections.
+//! The channels of a disk, and their connections.
 
 use super::endpoint::Connected;
 use super::unflushed::Unflushed;
@@ -7,24 +7,26 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The channels and their connections. These are lost together: a server that is gone for one is gone for
-/// all, and nobody may see the disk before what was written has been written again.
+/// The channels and their connections. Connections are lost together: a server that is gone for one
+/// channel is gone for all, and no channel may use the disk before the unflushed writes have been
+/// sent again.
 pub(super) struct Links {
-    /// Counts how often connections have been made.
+    /// Number of times connections have been made.
     pub(super) generation: u64,
-    /// False: they are lost. Once all channels have let go, a thread looks for the server.
+    /// Whether the connections are usable. If not, a thread reconnects once all channels have
+    /// released theirs.
     pub(super) are_up: bool,
-    /// That thread is at it.
+    /// Whether that thread is running.
     is_sought: bool,
     pub(super) members: Vec<Member>,
     next_member: u64,
     /// The disk's first connection, until a channel takes it.
     pub(super) first: Option<Connected>,
-    /// Somebody waits for what has been written to become durable.
+    /// Whether a thread waits for completed writes to become durable.
     pub(super) flush_is_wanted: bool,
-    /// When the server was last found again, and the pause there would have been before the next attempt.
+    /// Time of the last reconnection, and the pause before the attempt that would have followed.
     pub(super) found: Option<(Instant, Duration)>,
-    /// Of channels that have gone, or have let go of their connections.
+    /// Kept writes of channels that have ended or have released their connections.
     pub(super) logs: Vec<Unflushed>,
 }
 
@@ -32,7 +34,7 @@ pub(super) struct Links {
 pub(super) struct Member {
     number: u64,
     bell: Arc<OwnedFd>,
-    /// It has connections, or is to fetch them.
+    /// Whether the channel has connections, or is to fetch them.
     holds: bool,
     given: Option<Given>,
 }
@@ -43,18 +45,19 @@ pub(super) struct Given {
     pub(super) connections: Vec<Connected>,
 }
 
-/// A channel's place among the others.
+/// A channel's membership in the links.
 pub(super) struct Seat {
     number: u64,
-    /// Signalled when the connections are lost, and when there are new ones.
+    /// Signalled when the connections are lost, when there are new ones, and when a flush is
+    /// wanted.
     pub(super) bell: Arc<OwnedFd>,
 }
 
-/// A server that is lost so soon after it was found is not sought at once.
+/// Time after a reconnection within which a new loss is followed by a pause.
 const SOON: Duration = Duration::from_secs(10);
 
 impl Links {
-    /// With the first connection, and no channel yet.
+    /// Makes the links with the first connection and no channel.
     pub(super) fn new(first: Connected) -> Links {
         Links {
             generation: 0,
@@ -69,7 +72,7 @@ impl Links {
         }
     }
 
-    /// One more channel, which has connections of this generation, or none yet.
+    /// Adds a channel, which has connections of this generation or none yet.
     pub(super) fn add(&mut self, bell: Arc<OwnedFd>, has_connections: bool) -> Seat {
         let number = self.next_member;
         self.next_member += 1;
@@ -82,7 +85,7 @@ impl Links {
         Seat { number, bell }
     }
 
-    /// The connections of this generation are of no more use. False: that is known.
+    /// Marks the connections of this generation as lost. Returns false if that is known.
     pub(super) fn lose(&mut self, generation: u64) -> bool {
         if !self.is_current(generation) {
             return false;
@@ -90,15 +93,16 @@ impl Links {
         self.are_up = false;
         self.first = None;
         for member in &mut self.members {
-            // Nobody has used these.
+            // No channel has used these connections yet.
             member.holds &= member.given.take().is_none();
         }
         self.ring_all();
         true
     }
 
-    /// A channel has no connections any more; `log`: what it has written. `leaves`: it ends. `flushed`: the last
-    /// flush that has succeeded. True: it was the last one, and the server is to be looked for.
+    /// Records that a channel has released its connections; `log` has its kept writes. `leaves`:
+    /// the channel ends. `flushed`: the last flush that has succeeded. Returns true if it was the
+    /// last channel, so that the caller must start reconnecting.
     pub(super) fn let_go(
         &mut self,
         seat: &Seat,
@@ -122,7 +126,7 @@ impl Links {
         was_last
     }
 
-    /// New connections, if there are any for this channel.
+    /// Takes the new connections of this channel, if there are any.
     pub(super) fn fetch(&mut self, seat: &Seat) -> Option<Given> {
         self.member(seat)?.given.take()
     }
@@ -131,7 +135,7 @@ impl Links {
         self.are_up && self.generation == generation
     }
 
-    /// Have all channels look what there is.
+    /// Wakes all channels to check their state.
     pub(super) fn ring_all(&self) {
         self.members.iter().for_each(|member| ring(&member.bell));
     }
@@ -142,13 +146,14 @@ impl Links {
             .find(|member| member.number == seat.number)
     }
 
-    /// The last pause, if the server was found only a moment ago.
+    /// Returns the last pause, if the server was found only a moment ago.
     pub(super) fn hurry(&self) -> Option<Duration> {
         let found = self.found.filter(|(when, _)| when.elapsed() < SOON);
         found.map(|(_, pause)| pause)
     }
 
-    /// All channels get new connections, one set each; what is left waits for the next one, or is not needed.
+    /// Gives each channel a set of new connections. `first` is kept for the next channel, and
+    /// surplus sets are closed.
     pub(super) fn give(
         &mut self,
         sets: Vec<Vec<Connected>>,
@@ -172,6 +177,6 @@ impl Links {
 }
 
 fn ring(bell: &OwnedFd) {
-    // An eventfd's counter cannot overflow by ones.
+    // The eventfd's counter cannot overflow by increments of one.
     let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

@@ -49,8 +49,8 @@ impl Place for NbdUri {
                 ..default
             },
         )?;
-        // Each worker has a connection of its own. (The channel of one too many fails, too, but a
-        // server may wait for the first to go before it answers.)
+        // Each worker has a connection of its own. (The channel of a second worker would fail, too,
+        // but a server may delay the handshake until the first client disconnects.)
         match options.workers > 1 && !disk.export().can_multi_conn() {
             true => Err(disk.takes_one_only()),
             false => Ok(Opened {

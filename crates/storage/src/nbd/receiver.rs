@@ -1,8 +1,7 @@
-//! What the server sends: replies, bounded and checked before they are
-//! believed.
+//! Receives and checks a server's replies.
 //!
-//! Bytes come into a small inbox; the data of a read goes straight into its
-//! request's segments as soon as its header has been seen.
+//! Bytes arrive in a small inbox. The data of a read goes directly into its request's segments once
+//! its header has been seen.
 
 use super::rules::{
     Context, SHUTS_DOWN, Tells, Violation, bounded, cover, cover_at, describe, end, error_of,
@@ -17,33 +16,33 @@ use fathom_nbd::protocol::{
 };
 use libc::{iovec, msghdr};
 
-/// Many small replies fit in, and the longest error, too.
+/// Size of the inbox in bytes: room for many small replies, and for the longest error.
 const INBOX: usize = 64 << 10;
 
-/// With replies of so many bytes on average, only a header is received into
-/// the inbox: the rest need not be copied.
+/// Average length in bytes of awaited replies from which on only a header is received into the
+/// inbox, so that the data need not be copied.
 const LARGE: u64 = 8 << 10;
 
-/// Iovecs of one receive: those of the data, and the inbox.
+/// Maximum number of iovecs of one receive: those of the data, and the inbox.
 const MAX_IOVECS: usize = 1024;
 
-/// What the rest of a chunk, or of a simple reply, is.
+/// Kind of a reply's remaining payload.
 enum Payload {
     Data {
-        /// Where the request's segments have the next byte.
+        /// Offset in the request's segments of the next byte.
         at: u64,
     },
     Status(Extents, Tells),
 }
 
-/// A reply in the middle of which the bytes received end.
+/// A reply that has been received partly.
 struct Open {
     index: u16,
     id: RequestId,
     payload: Payload,
-    /// Bytes that are missing.
+    /// Number of missing bytes.
     left: u32,
-    /// No chunk follows.
+    /// Whether this is the last chunk of the reply.
     last: bool,
 }
 
@@ -55,14 +54,14 @@ pub(super) struct Receiver {
     replies: Replies,
     context: Option<Context>,
     iovecs: Vec<iovec>,
-    /// In a place of its own, since the engine uses it.
+    /// Boxed, because the engine uses its address.
     message: Box<msghdr>,
-    /// Bytes of the receive in flight that are for the open reply.
+    /// Number of bytes of the receive in flight that go directly to the open reply.
     direct: usize,
 }
 
 impl Receiver {
-    /// For a connection on which this has been agreed upon.
+    /// Makes the receiver of a connection with these negotiated properties.
     pub(super) fn new(replies: Replies, context: Option<Context>) -> Receiver {
         Receiver {
             inbox: vec![0; INBOX].into(),
@@ -72,14 +71,14 @@ impl Receiver {
             replies,
             context,
             iovecs: Vec::with_capacity(MAX_IOVECS),
-            // SAFETY: all zeroes are a message of nothing.
+            // SAFETY: an all-zero header is a message without data.
             message: Box::new(unsafe { std::mem::zeroed() }),
             direct: 0,
         }
     }
 
-    /// The message of the next receive: the rest of an open reply's data,
-    /// then what follows.
+    /// Returns the message of the next receive: the rest of an open reply's data, then the inbox
+    /// for what follows.
     pub(super) fn prepare(&mut self, table: &Table, slab: &Slab) -> *mut msghdr {
         self.iovecs.clear();
         self.direct = 0;
@@ -121,14 +120,14 @@ impl Receiver {
         &mut *self.message
     }
 
-    /// The rest of the inbox.
+    /// Returns the free part of the inbox.
     pub(super) fn room(&mut self) -> &mut [u8] {
         self.inbox.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         &mut self.inbox[self.end..]
     }
 
-    /// So many bytes have come, where `prepare` has told.
+    /// Records that `bytes` have arrived in the message of `prepare`.
     pub(super) fn received(&mut self, bytes: usize) {
         let direct = bytes.min(self.direct);
         if let Some(open) = &mut self.open
@@ -140,8 +139,8 @@ impl Receiver {
         self.end += bytes - direct;
     }
 
-    /// Take in what has been received; commands whose answer is complete are
-    /// appended to `answered`.
+    /// Processes the received bytes. Commands whose replies are complete are appended to
+    /// `answered`.
     pub(super) fn take_in(
         &mut self,
         table: &mut Table,
@@ -167,7 +166,7 @@ impl Receiver {
         &self.inbox[self.start..self.end]
     }
 
-    /// Goes on with an open reply. False: it needs more bytes.
+    /// Continues an open reply. Returns false if it needs more bytes.
     fn go_on(
         &mut self,
         mut open: Open,
@@ -179,8 +178,8 @@ impl Receiver {
             Payload::Data { at } => {
                 let here = self.bytes();
                 let here = &here[..here.len().min(open.left as usize)];
-                // SAFETY: the command awaits an answer, so its request is in
-                // flight; the inbox is none of its memory.
+                // SAFETY: the command awaits a reply, so its request is in flight; the inbox is not
+                // part of the request's memory.
                 unsafe { scatter(&slab[open.id].segments, *at, here) };
                 let len = here.len();
                 self.start += len;
@@ -207,8 +206,7 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Begins with the next reply, or the next chunk of one. False: it needs
-    /// more bytes.
+    /// Begins the next reply, or the next chunk of a reply. Returns false if it needs more bytes.
     #[inline]
     fn begin(
         &mut self,
@@ -314,8 +312,7 @@ impl Receiver {
                 let len = u32_at(head, 8);
                 let start = cover_at(entry, u64_at(head, 0), len)?;
                 let at = ask.start + u64::from(start);
-                // SAFETY: the command awaits an answer, so its request is in
-                // flight.
+                // SAFETY: the command awaits a reply, so its request is in flight.
                 unsafe { clear(&slab[ask.id].segments, at, len.into()) };
                 None
             }
@@ -328,10 +325,10 @@ impl Receiver {
                 if is_extended && u64::from(u32_at(head, 4)) * size as u64 != u64::from(left) {
                     return Err("sent fewer or more extents than it announced".into());
                 }
-                // One of these is all there may be.
+                // A reply may have only one block status chunk.
                 cover(entry, 0, 1)?;
                 let request = &slab[ask.id];
-                // SAFETY: likewise.
+                // SAFETY: the command awaits a reply, so its request is in flight.
                 let extents = unsafe { Extents::of(&request.segments, request.len) };
                 open(Payload::Status(extents, tells), left)
             }

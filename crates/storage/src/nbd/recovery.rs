@@ -1,4 +1,4 @@
-//! Finding a server again that was lost.
+//! Reconnects to a server after its connections were lost.
 
 use super::halt::Halt;
 use super::shared::Shared;
@@ -7,22 +7,22 @@ use fathom_core::DiskError;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Between attempts: the first pause, which doubles, and the longest.
+/// First pause between two attempts, which doubles, and the longest.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Starts a thread that looks for the server until it is there.
+/// Starts a thread that tries to reconnect until it succeeds.
 pub(super) fn look_for(shared: &Arc<Shared>) {
     let (halt, weak) = (shared.halt.clone(), Arc::downgrade(shared));
     shared.connector.ask(move || recover(&weak, &halt));
 }
 
-/// All channels have let go of their connections.
+/// Reconnects. All channels have released their connections.
 fn recover(shared: &Weak<Shared>, halt: &Halt) {
     let mut said = String::new();
     let mut pause = match shared.upgrade().and_then(|shared| shared.links().hurry()) {
         None => PAUSE,
-        // It is found and lost again and again.
+        // The server is found and lost again and again.
         Some(before) => {
             let pause = (2 * before).min(LONGEST_PAUSE);
             if !halt.pause(pause) {
@@ -54,7 +54,7 @@ fn recover(shared: &Weak<Shared>, halt: &Halt) {
     }
 }
 
-/// `pause`: before the next one.
+/// Makes one attempt. `pause` is the pause before the next one.
 fn attempt(shared: &Shared, logs: &[Unflushed], pause: Duration) -> Result<(), DiskError> {
     let mut greeted = shared.connect_again()?;
     let count = shared.write_again(&mut greeted, logs)?;

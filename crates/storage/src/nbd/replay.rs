@@ -1,4 +1,4 @@
-//! Sending writes again, by somebody who waits.
+//! Sends kept writes again, on a blocking transport.
 
 use super::answers::Answers;
 use super::unflushed::Kept;
@@ -10,24 +10,25 @@ use fathom_units::cause;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-/// Requests that the server has at once, and their bytes: replies to so many fit into any socket's buffer, so
-/// that nobody waits for a server that waits for its replies to be read.
+/// Maximum number of commands in flight, and the bytes of data after which no more are added. The
+/// replies to so many fit into any socket's buffer, so that client and server never block each
+/// other.
 const WINDOW: usize = 64;
 const WINDOW_BYTES: u64 = 4 << 20;
 
-/// The server of an export, to whoever waits.
+/// Replays writes to an export.
 pub(super) struct Replay<'a> {
     transport: &'a mut Transport,
     export: &'a Export,
-    /// A server that needs longer for one window has failed.
+    /// Timeout for one window, after which the server counts as failed.
     patience: Duration,
-    /// False: it must not be gone on with.
+    /// Returns false when the replay must stop.
     goes_on: &'a dyn Fn() -> bool,
     out: Vec<u8>,
-    /// Ranges that the server has been asked to change, and has not answered.
+    /// Ranges of the commands that the server has not answered.
     window: Vec<(u64, u64)>,
     bytes: u64,
-    /// Of the first in the window.
+    /// Cookie of the first command in the window.
     cookie: u64,
 }
 
@@ -50,7 +51,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// All these, in this order, and then a flush; they are done when it returns.
+    /// Sends these writes in this order, and then a flush. All are done when this function returns.
     pub(super) fn run<'k>(
         &mut self,
         writes: impl IntoIterator<Item = Kept<'k>>,
@@ -81,7 +82,7 @@ impl<'a> Replay<'a> {
                 .window
                 .iter()
                 .any(|other| at < other.1 && other.0 < end);
-            // A server may do what it has at once in any order.
+            // A server may execute concurrent commands in any order.
             if overlaps || self.window.len() == WINDOW || self.bytes >= WINDOW_BYTES {
                 self.finish()?;
             }
@@ -112,7 +113,7 @@ impl<'a> Replay<'a> {
         self.out.extend_from_slice(data);
     }
 
-    /// Sends the window, and waits until the server has done all of it.
+    /// Sends the window, and waits until the server has executed all of it.
     fn finish(&mut self) -> io::Result<()> {
         if !(self.goes_on)() {
             return Err(io::ErrorKind::Interrupted.into());

@@ -1,4 +1,4 @@
-//! From requests to commands, and back.
+//! Splits requests into commands, and completes requests from their replies.
 
 use super::channel::{NbdChannel, Phase};
 use super::table::Ask;
@@ -8,13 +8,13 @@ use fathom_core::{Cx, Op, Request, RequestId, Stage};
 use fathom_nbd::protocol::{Replies, command, command_flag, export_flag};
 use fathom_units::cause;
 
-/// The longest trim, and the longest write zeroes of one request.
+/// Maximum length in bytes of a trim, and of the write zeroes of one request.
 pub(super) const MAX_TRIM: u64 = 1 << 30;
 
-/// The longest block status: what 32 bits can say, in whole blocks.
+/// Maximum length in bytes of a block status command with 32-bit lengths, in whole blocks.
 const MAX_STATUS: u64 = (4 << 30) - (64 << 10);
 
-/// A flush that no request asks for.
+/// A flush that belongs to no request.
 const FLUSH: Ask = Ask {
     id: RequestId::NOBODY,
     flags: 0,
@@ -24,44 +24,45 @@ const FLUSH: Ask = Ask {
     start: 0,
 };
 
-/// A write that is too long to be kept until a flush has one of its own.
+/// Returns whether a write is too long to be kept until a flush, so that it gets a flush of its
+/// own.
 fn is_long(request: &Request) -> bool {
     request.op == Op::Write && request.len > LONGEST
 }
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
-    /// Since when it has waited for a server that is away, if it has (ticks).
+    /// Time, in ticks, since when it has waited for a disconnected server.
     pub(super) lost_at: Option<u64>,
-    /// Bytes that the server has been asked for.
+    /// Number of bytes for which commands were made.
     asked: u64,
-    /// Commands that it has not answered.
+    /// Number of commands that the server has not answered.
     commands: u32,
-    /// 0, or the first errno.
+    /// The first errno of a command, or 0.
     errno: i32,
-    /// The server is asked for a flush: as such, or after the rest.
+    /// State of the request's flush: of a flush request, or after another request's commands.
     flush: Flush,
-    /// It waits in `waiting`.
+    /// Whether the request is in `waiting`.
     waits: bool,
 }
 
-/// A request's flush.
+/// State of a request's flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Flush {
-    /// There is none.
+    /// The request needs no flush.
     #[default]
     None,
-    /// When everything else has been answered.
+    /// The flush follows when all other commands have been answered.
     After,
-    /// It is to be asked for.
+    /// The flush must be sent.
     Due,
-    /// It has been, by this number.
+    /// The flush with this number has been sent.
     Asked(u64),
 }
 
 impl NbdChannel {
-    /// Take a request on.
+    /// Accepts a request.
     pub(super) fn begin(&mut self, cx: &mut Cx, id: RequestId) {
         let index = id.0 as usize;
         if index >= self.progress.len() {
@@ -79,7 +80,7 @@ impl NbdChannel {
         self.waiting.push_back(id);
     }
 
-    /// The flush that belongs to a request.
+    /// Returns the initial flush state of a request.
     fn first_flush(&self, cx: &Cx, id: RequestId) -> Flush {
         let request = &cx.slab[id];
         let export = &self.shared.export;
@@ -95,14 +96,14 @@ impl NbdChannel {
         }
     }
 
-    /// Whether it must be durable when it completes.
+    /// Returns whether the request must be durable when it completes.
     fn is_durable(&self, cx: &Cx, id: RequestId) -> bool {
         let request = &cx.slab[id];
         let writes = matches!(request.op, Op::Write | Op::Discard | Op::WriteZeroes);
         request.fua || writes && self.shared.options.writethrough
     }
 
-    /// Hand commands to the sender, as many as there is room for.
+    /// Hands commands to the sender, as many as there is room for.
     pub(super) fn ask(&mut self, cx: &mut Cx) {
         while let Some(&id) = self.waiting.front() {
             if self.is_asked(cx, id) {
@@ -121,7 +122,7 @@ impl NbdChannel {
         self.flush_in_time();
     }
 
-    /// The connection with the fewest commands, if there is room for one more.
+    /// Returns the connection with the fewest commands, if it has room for another one.
     #[inline]
     pub(super) fn least_used(&self) -> Option<usize> {
         let all = self.connections.iter().enumerate();
@@ -129,7 +130,7 @@ impl NbdChannel {
         (!least.table.is_full()).then_some(index)
     }
 
-    /// Returns the command's cookie.
+    /// Adds a command to a connection. Returns the command's cookie.
     #[inline]
     fn put(&mut self, index: usize, ask: Ask) -> u64 {
         let connection = &mut self.connections[index];
@@ -138,7 +139,8 @@ impl NbdChannel {
         connection.table.cookie(command)
     }
 
-    /// Have what is kept until a flush made durable before there is no more room for it.
+    /// Begins a flush of the channel's own before the room for kept writes is used up, or when one
+    /// is wanted.
     fn flush_in_time(&mut self) {
         let has_no_room = self.unflushed.is_half_full() || !self.held.is_empty();
         let is_time = has_no_room || self.flush_is_wanted;
@@ -152,20 +154,21 @@ impl NbdChannel {
         }
     }
 
-    /// Everything has been asked, or there is no point in asking more.
+    /// Returns whether all commands of a request have been made, or an error makes further ones
+    /// pointless.
     fn is_asked(&self, cx: &Cx, id: RequestId) -> bool {
         let progress = &self.progress[id.0 as usize];
         let (request, asked) = (&cx.slab[id], progress.asked);
         let whole = match request.op {
             Op::Flush => true,
-            // An answer need not be about all of it.
+            // A reply may cover only a part of the range.
             Op::BlockStatus => asked > 0,
             _ => asked == request.len,
         };
         progress.errno != 0 || whole && progress.flush != Flush::Due
     }
 
-    /// The next command for a request.
+    /// Makes the next command of a request.
     fn next(&mut self, cx: &Cx, id: RequestId) -> Ask {
         let durable = self.is_durable(cx, id);
         let progress = &mut self.progress[id.0 as usize];
@@ -181,7 +184,7 @@ impl NbdChannel {
             Op::Read => (command::READ, payload),
             Op::Write => (command::WRITE, payload),
             Op::Discard => (command::TRIM, MAX_TRIM),
-            // Servers that do it by writing may have the limit of writes.
+            // Servers that implement it by writing may limit it like writes.
             Op::WriteZeroes if is_extended => (command::WRITE_ZEROES, MAX_TRIM),
             Op::WriteZeroes => (command::WRITE_ZEROES, payload),
             Op::BlockStatus if is_extended => (command::BLOCK_STATUS, u64::MAX),
@@ -211,7 +214,7 @@ impl NbdChannel {
         }
     }
 
-    /// The server has answered a command, and the engine has sent it.
+    /// Handles a command that the server has answered and the engine has sent.
     pub(super) fn command_done(&mut self, cx: &mut Cx, connection: usize, index: u16) {
         let table = &mut self.connections[connection].table;
         let errno = table.get(index).errno;
@@ -227,14 +230,15 @@ impl NbdChannel {
         self.settle_request(cx, id);
     }
 
-    /// The flush that no request has asked for.
+    /// Handles the end of the channel's own flush.
     fn own_flush_done(&mut self, cx: &mut Cx, errno: i32) {
         let Some(number) = self.own_flush.take() else {
             return;
         };
         if errno != 0 {
-            // Who writes what is kept once more, and flushes, finds out whether it is lost. Until then another
-            // flush that succeeds says nothing: the server may have dropped what this one was for.
+            // The writes must be sent again and flushed to find out whether they are lost. Until
+            // then a successful flush proves nothing: the server may have dropped the data of the
+            // failed one.
             self.shared.flushes.distrust();
             let error = std::io::Error::from_raw_os_error(errno);
             self.trouble = Some(format!("the server failed to flush: {}", cause(error)));
@@ -255,7 +259,7 @@ impl NbdChannel {
         }
     }
 
-    /// Complete the request if nothing of it is left.
+    /// Completes the request if it has no commands left, or sends its flush.
     fn settle_request(&mut self, cx: &mut Cx, id: RequestId) {
         let progress = &mut self.progress[id.0 as usize];
         if progress.commands > 0 || progress.waits {
@@ -280,20 +284,21 @@ impl NbdChannel {
         self.complete_request(cx, id, errno);
     }
 
-    /// Keep what a flush has yet to make durable, and what is so already, too: else what was written before it
-    /// to the same place would be written over it. False: there is no room.
+    /// Keeps a completed write. Durable writes are kept, too: otherwise an older write to the same
+    /// place, when sent again, would overwrite them. Returns false if there is no room.
     #[inline]
     fn keep(&mut self, cx: &Cx, id: RequestId) -> bool {
         let request = &cx.slab[id];
         let writes = matches!(request.op, Op::Write | Op::Discard | Op::WriteZeroes);
-        // (Of a disk on which all is durable nothing is ever written again.)
+        // Nothing is ever sent again to a disk on which every write is durable.
         if !writes || self.shared.options.writethrough || !self.shared.export.has_cache() {
             return true;
         }
-        // What an earlier flush has made durable makes room.
+        // Writes that other flushes have made durable make room.
         self.unflushed.trim(self.shared.flushes.last());
         let (sequence, mark) = self.shared.flushes.wrote();
-        // SAFETY: the request is in flight; longer ones have a flush of their own.
+        // SAFETY: the request is in flight; writes longer than [`LONGEST`] have a flush of their
+        // own.
         unsafe { self.unflushed.keep(request, sequence, mark) }
     }
 
@@ -306,8 +311,8 @@ impl NbdChannel {
         cx.complete(id, errno);
     }
 
-    /// The connections are gone, and nothing is in flight: what the server has been asked for it is asked
-    /// again, from the beginning.
+    /// Restarts all unfinished requests from the beginning. The connections are gone, and nothing
+    /// is in flight.
     pub(super) fn take_back(&mut self, cx: &mut Cx) {
         let mut asked: Vec<RequestId> = self.waiting.drain(..).chain(self.held.drain(..)).collect();
         for connection in &self.connections {
@@ -322,14 +327,15 @@ impl NbdChannel {
             let Progress { errno, lost_at, .. } = self.progress[id.0 as usize];
             self.begin(cx, id);
             let progress = &mut self.progress[id.0 as usize];
-            // The server may have refused a part of it.
+            // The server may have rejected a part of the request.
             progress.errno = errno;
-            // (A server that is found and lost again and again does not make it wait for ever.)
+            // A server that is found and lost again and again must not make the request wait
+            // forever.
             progress.lost_at = lost_at.or(progress.lost_at);
         }
     }
 
-    /// Since when the request has waited that has waited longest.
+    /// Returns the time since when the longest-waiting request has waited.
     pub(super) fn oldest_waiting(&self) -> Option<u64> {
         let waiting = self.waiting.iter();
         waiting
@@ -337,7 +343,7 @@ impl NbdChannel {
             .min()
     }
 
-    /// Requests that wait and that `fails` picks end with EIO.
+    /// Fails waiting requests that `fails` selects with EIO.
     pub(super) fn fail_waiting(
         &mut self,
         cx: &mut Cx,

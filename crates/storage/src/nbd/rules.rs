@@ -1,4 +1,4 @@
-//! What a server may say of a command.
+//! Checks a server's replies to commands.
 
 use super::table::{Command, Table};
 use fathom_core::{Extents, Status};
@@ -7,31 +7,32 @@ use fathom_nbd::protocol::{
     u64_at,
 };
 
-/// What the server must not send; the connection is of no more use.
+/// Description of a protocol violation, after which the connection is abandoned.
 pub(super) type Violation = String;
 
-/// No outcome of a request: it is asked of the next server.
+/// Description of a shutdown, which is no result of a request: the request is sent to the next
+/// server.
 pub(super) const SHUTS_DOWN: &str = "is shutting down";
 
-/// The metadata context that was agreed upon.
+/// The negotiated metadata context.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
-    /// The server's number of it.
+    /// The server's ID of the context.
     pub(super) id: u32,
     pub(super) tells: Tells,
 }
 
-/// What the extents of a context are about.
+/// Meaning of a context's extents.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tells {
     /// Data and holes: base:allocation.
     Allocation,
-    /// What a bitmap of QEMU's marks is shown as data, and the rest as holes.
+    /// Blocks marked in a QEMU dirty bitmap are reported as data, and the others as holes.
     Dirty,
 }
 
 impl Tells {
-    /// By the context's name.
+    /// Returns the meaning of the context with this name.
     pub(super) fn of(context: &str) -> Tells {
         match context.starts_with(DIRTY_BITMAP) {
             true => Tells::Dirty,
@@ -52,16 +53,16 @@ impl Tells {
     }
 }
 
-/// The longest answer about parts of a disk that is looked at.
+/// Maximum length in bytes of a block status chunk that is accepted.
 const MAX_STATUS: u32 = 8 << 20;
 
-/// The range of a read has come; of it, `start..start + len`.
+/// Records the arrival of the range `start..start + len` of a read.
 pub(super) fn cover(entry: &mut Command, start: u32, len: u32) -> Result<(), Violation> {
     let covered = entry.coverage.add(start, start + len);
     covered.map_err(|_| "sent the same part of a reply twice".into())
 }
 
-/// Likewise, by an offset on the export; returns the start.
+/// Records the arrival of a range given by its offset on the export. Returns its start in the read.
 pub(super) fn cover_at(entry: &mut Command, offset: u64, len: u32) -> Result<u32, Violation> {
     let ask = entry.ask;
     let start = offset.checked_sub(ask.offset);
@@ -79,7 +80,7 @@ pub(super) fn cover_at(entry: &mut Command, offset: u64, len: u32) -> Result<u32
     Ok(start as u32)
 }
 
-/// The last of a command's answer has come.
+/// Ends a command when the last part of its reply has arrived.
 #[inline]
 pub(super) fn end(table: &mut Table, index: u16, answered: &mut Vec<u16>) -> Result<(), Violation> {
     let entry = table.get(index);
@@ -96,8 +97,8 @@ pub(super) fn end(table: &mut Table, index: u16, answered: &mut Vec<u16>) -> Res
     Ok(())
 }
 
-/// How much of a chunk must be there before it can be looked at; of errors
-/// all.
+/// Returns how many bytes of a chunk must be available before it can be processed; of an error
+/// chunk all.
 pub(super) fn head_of(
     kind: u16,
     len: u32,
@@ -120,24 +121,24 @@ pub(super) fn head_of(
     }
 }
 
-/// A head, and as many extents as there is a bound for: one at least.
+/// Returns whether the length is that of a head and at least one extent, within the limit.
 fn is_list(len: u32, head: u32, size: u32) -> bool {
     (head + size..=MAX_STATUS).contains(&len) && (len - head).is_multiple_of(size)
 }
 
-/// The length of a chunk: nobody has reason to send longer ones.
+/// Checks the length of a chunk, which no server has reason to exceed.
 pub(super) fn bounded(len: u64) -> Result<u32, Violation> {
     u32::try_from(len).map_err(|_| format!("sent an oversized chunk of {len} bytes"))
 }
 
-/// Bytes of one descriptor of an extent.
+/// Size in bytes of one extent descriptor.
 #[inline]
 pub(super) fn extent_size(is_extended: bool) -> usize {
     if is_extended { 16 } else { 8 }
 }
 
-/// An error number, the length of a text, the text; and for one type an
-/// offset.
+/// Returns whether an error chunk can have this length: an error number, the length of a text, the
+/// text, and for one type an offset.
 fn is_length_of_error(kind: u16, len: u32) -> bool {
     let least = if kind == chunk::ERROR_OFFSET { 14 } else { 6 };
     (least..=least + MAX_STRING as u32).contains(&len)
@@ -158,8 +159,8 @@ pub(super) fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
     }
 }
 
-/// One descriptor of such a context. Those beyond the request, or what there
-/// is room for, are left out.
+/// Adds one extent descriptor of the context. Extents beyond the request, or beyond the room for
+/// them, are dropped.
 pub(super) fn describe(
     extents: &mut Extents,
     tells: Tells,

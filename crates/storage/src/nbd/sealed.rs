@@ -1,5 +1,5 @@
-//! A connection by TLS: what the sender would send is encrypted first, and what comes is decrypted before the
-//! receiver sees it. Requests' memory is copied, never encrypted in place: a guest may be changing it.
+//! A TLS connection: encrypts what the sender sends, and decrypts data before the receiver sees it.
+//! The memory of requests is copied, never encrypted in place, because a guest may be changing it.
 
 use super::receiver::Receiver;
 use super::sender::Sender;
@@ -8,7 +8,7 @@ use fathom_core::Slab;
 use fathom_tls::{Opened, Session};
 use libc::{iovec, msghdr};
 
-/// Encrypted at once, at most.
+/// Maximum number of bytes encrypted at a time.
 const STAGE: usize = 64 << 10;
 
 pub(super) struct Sealed {
@@ -26,7 +26,7 @@ impl Sealed {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         };
-        // SAFETY: all zeroes are a message of nothing.
+        // SAFETY: an all-zero header is a message without data.
         let message = || unsafe { std::mem::zeroed() };
         Box::new(Sealed {
             session,
@@ -38,8 +38,8 @@ impl Sealed {
         })
     }
 
-    /// Encrypts what the sender has, and appends to `gone` the commands of which nothing is left. None:
-    /// nothing is to be sent.
+    /// Encrypts the sender's messages. Commands of which nothing is left to send are appended to
+    /// `gone`. Returns None if there is nothing to send.
     pub(super) fn prepare(
         &mut self,
         sender: &mut Sender,
@@ -51,7 +51,7 @@ impl Sealed {
             let Some(message) = sender.prepare(table, slab) else {
                 break;
             };
-            // SAFETY: the sender's message is valid until it is told that it has been sent.
+            // SAFETY: the sender's message is valid until the sender learns that it was sent.
             unsafe { self.take(message) };
             let sealed = self.session.seal(&self.stage)?;
             sender.sent(sealed, gone);
@@ -70,7 +70,7 @@ impl Sealed {
         Ok(Some(&mut self.sending))
     }
 
-    /// Copies what the message begins with.
+    /// Copies the beginning of the message to `stage`.
     ///
     /// # Safety
     /// The message, its iovecs and the memory that they name are valid.
@@ -84,7 +84,8 @@ impl Sealed {
         for iovec in iovecs {
             let len = iovec.iov_len.min(STAGE - self.stage.len());
             let at = self.stage.len();
-            // SAFETY: likewise; there is room for STAGE bytes, and so many of them have been written then.
+            // SAFETY: as required of the caller; there is room for STAGE bytes, and `at + len` of
+            // them have been written.
             unsafe {
                 let to = self.stage.as_mut_ptr().add(at);
                 iovec.iov_base.cast::<u8>().copy_to_nonoverlapping(to, len);
@@ -97,7 +98,7 @@ impl Sealed {
         self.session.sent(bytes);
     }
 
-    /// The message of the next receive; None: all must be taken in first.
+    /// Returns the message of the next receive, or None if received data must be processed first.
     pub(super) fn room(&mut self) -> Option<*mut msghdr> {
         let (at, len) = self.session.room()?;
         self.to_receive[0] = iovec {
@@ -109,7 +110,7 @@ impl Sealed {
         Some(&mut self.receiving)
     }
 
-    /// So many bytes have come; the receiver takes in what they say.
+    /// Handles `bytes` of received data: decrypts them and passes them to the receiver.
     pub(super) fn received(
         &mut self,
         bytes: usize,
@@ -133,7 +134,7 @@ impl Sealed {
         }
     }
 
-    /// For a last word.
+    /// Returns the session, for a last message.
     pub(super) fn session(&mut self) -> &mut Session {
         &mut self.session
     }

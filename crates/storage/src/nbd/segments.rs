@@ -1,9 +1,9 @@
-//! The bytes of a request, where its segments say that they are.
+//! Accesses byte ranges of a request's segments.
 
 use libc::iovec;
 
-/// Append the iovecs of `len` bytes from `start` on, as far as `out` may get
-/// to `limit` of them; returns how many bytes these are.
+/// Appends the iovecs of `len` bytes from `start` on, until `out` has `limit` of them. Returns the
+/// number of bytes covered.
 pub(super) fn gather(
     segments: &[iovec],
     start: u64,
@@ -33,8 +33,8 @@ pub(super) fn gather(
     len - left
 }
 
-/// Call `each` for the pieces of `len` bytes from `start` on: address and
-/// length. Nothing outside the segments.
+/// Calls `each` with the address and length of each piece of `len` bytes from `start` on, within
+/// the segments.
 fn pieces(segments: &[iovec], start: u64, len: u64, mut each: impl FnMut(*mut u8, usize)) {
     let (mut left, mut skip) = (len, start);
     for segment in segments {
@@ -54,7 +54,7 @@ fn pieces(segments: &[iovec], start: u64, len: u64, mut each: impl FnMut(*mut u8
     }
 }
 
-/// Put bytes there, from `start` on.
+/// Copies bytes into the segments, from `start` on.
 ///
 /// # Safety
 /// The segments are valid for writing, and none of them overlaps `bytes`.
@@ -68,7 +68,7 @@ pub(super) unsafe fn scatter(segments: &[iovec], start: u64, bytes: &[u8]) {
     });
 }
 
-/// Put `len` zeroes there, from `start` on.
+/// Writes `len` zeroes into the segments, from `start` on.
 ///
 /// # Safety
 /// The segments are valid for writing.
@@ -125,12 +125,12 @@ mod tests {
             if limit > lens.len() {
                 prop_assert_eq!(found, there);
             }
-            // SAFETY: they are of `memory`.
+            // SAFETY: the segments lie in `memory`.
             unsafe { clear(&segments, start, len) };
             let zeroes = memory.iter().filter(|byte| **byte == 0).count() as u64;
             prop_assert_eq!(zeroes, there);
             let bytes: Vec<u8> = (0..there).map(|n| n as u8 + 2).collect();
-            // SAFETY: likewise.
+            // SAFETY: the segments lie in `memory`.
             unsafe { scatter(&segments, start, &bytes) };
             let start = (start as usize).min(size);
             prop_assert_eq!(&memory[start..start + bytes.len()], &bytes[..]);

@@ -1,5 +1,5 @@
-//! Commands on their way: all that are waiting go in one system call, their
-//! headers from the table and their data from the requests' segments.
+//! Sends commands: all that wait go in one system call, with their headers from the table and their
+//! data from the requests' segments.
 
 use super::segments::gather;
 use super::table::{COMMANDS, Table};
@@ -8,24 +8,23 @@ use fathom_nbd::protocol::command;
 use libc::{iovec, msghdr};
 use std::collections::VecDeque;
 
-/// The most iovecs in one call (UIO_MAXIOV).
+/// Maximum number of iovecs in one call (UIO_MAXIOV).
 const MAX_IOVECS: usize = 1024;
 
-/// Bytes of data after which a call takes no more, so that each of them ends
-/// in time even on a slow network.
+/// Number of data bytes after which a message takes no further commands, so that each send ends in
+/// time even on a slow network.
 const MAX_DATA: u64 = 4 << 20;
 
 pub(super) struct Sender {
     queue: VecDeque<u16>,
-    /// A command whose data did not all fit into the message, and how much of
-    /// it did.
+    /// A command whose data did not all fit into the message, and the number of its bytes that did.
     cut: Option<(u16, u64)>,
     iovecs: Vec<iovec>,
-    /// Iovecs that have been sent.
+    /// Number of iovecs that have been sent.
     sent: usize,
-    /// Commands that have been sent when this message has.
+    /// Commands that are sent completely when this message is.
     batch: Vec<u16>,
-    /// In a place of its own, since the engine uses it.
+    /// Boxed, because the engine uses its address.
     message: Box<msghdr>,
 }
 
@@ -37,7 +36,7 @@ impl Sender {
             iovecs: Vec::with_capacity(MAX_IOVECS),
             sent: 0,
             batch: Vec::with_capacity(COMMANDS),
-            // SAFETY: all zeroes are a message of nothing.
+            // SAFETY: an all-zero header is a message without data.
             message: Box::new(unsafe { std::mem::zeroed() }),
         }
     }
@@ -47,12 +46,12 @@ impl Sender {
         self.queue.push_back(index);
     }
 
-    /// Nothing has been begun that the server waits for the rest of.
+    /// Returns whether no command has been sent partly.
     pub(super) fn is_between_commands(&self) -> bool {
         self.iovecs.len() == self.sent && self.cut.is_none()
     }
 
-    /// The message to send next; None: nothing waits.
+    /// Returns the message to send next, or None if nothing waits.
     pub(super) fn prepare(&mut self, table: &mut Table, slab: &Slab) -> Option<*mut msghdr> {
         if self.sent == self.iovecs.len() {
             self.iovecs.clear();
@@ -100,8 +99,8 @@ impl Sender {
         }
     }
 
-    /// So many bytes of the message have been sent. When that is all, the
-    /// commands in it are appended to `gone`.
+    /// Records that `bytes` of the message have been sent. Once the whole message is sent, its
+    /// commands are appended to `gone`.
     pub(super) fn sent(&mut self, mut bytes: usize, gone: &mut Vec<u16>) {
         while bytes > 0 {
             let first = &mut self.iovecs[self.sent];

@@ -1,4 +1,4 @@
-//! What the disk and all its channels know.
+//! State shared by the disk and all its channels.
 
 use super::NbdOptions;
 use super::connector::Connector;
@@ -23,11 +23,11 @@ pub(super) struct Shared {
     pub(super) export: Export,
     pub(super) connector: Connector,
     pub(super) halt: Arc<Halt>,
-    /// The disk was given up for good.
+    /// Whether the disk was abandoned permanently.
     is_halted: AtomicBool,
     links: Mutex<Links>,
     pub(super) flushes: Flushes,
-    /// Locked while what was kept is written again.
+    /// Locked while kept writes are sent again.
     replaying: Mutex<()>,
 }
 
@@ -83,7 +83,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Of the disk, in bytes: whole blocks.
+    /// Returns the disk's size in bytes: whole blocks.
     pub(super) fn size(&self) -> u64 {
         self.export.size & !u64::from(self.export.minimum_block.max(512) - 1)
     }
@@ -99,10 +99,10 @@ impl Shared {
         self.links.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Connects once more, blocking. The export must still be the same.
+    /// Connects again; blocking. The export must be unchanged.
     pub(super) fn connect_again(&self) -> Result<Greeted, DiskError> {
         let (greeted, export) = self.endpoint.connect()?;
-        // The id is the server's to choose, each time.
+        // The server may choose another context ID for each connection.
         let same_context = export.context.is_some() == self.export.context.is_some();
         let export = Export {
             context: self.export.context,
@@ -116,7 +116,7 @@ impl Shared {
         }
     }
 
-    /// As many as a channel has.
+    /// Makes all connections of one channel; `first` is used as one of them.
     pub(super) fn connect_all(
         &self,
         first: Option<Connected>,
@@ -135,7 +135,7 @@ impl Shared {
         Ok(connections)
     }
 
-    /// One more channel, with its connections, if there are any at the moment; blocking.
+    /// Adds a channel, with its connections if the server is connected at the moment; blocking.
     pub(super) fn join(self: &Arc<Shared>) -> Result<(Seat, Option<Given>), DiskError> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let bell = Arc::new(bell.map_err(|source| cannot_start(&self.endpoint, source.into()))?);
@@ -158,13 +158,13 @@ impl Shared {
                 });
                 continue;
             }
-            // (Without connections it gets some when there are any.)
+            // A channel without connections receives them when the server is connected.
             let given = given.filter(|_| links.are_up);
             return Ok((links.add(bell, given.is_some()), given));
         }
     }
 
-    /// What may block, by a thread that may do what it takes.
+    /// Runs a blocking job on a thread that has the necessary privileges.
     fn on_thread<T: Send + 'static>(
         self: &Arc<Shared>,
         job: impl FnOnce(&Shared) -> Result<T, DiskError> + Send + 'static,
@@ -176,7 +176,7 @@ impl Shared {
         outcome.recv().map_err(|_| ended())?
     }
 
-    /// The connections of this generation are of no more use.
+    /// Abandons the connections of this generation.
     pub(super) fn lose(&self, generation: u64, why: &str) {
         if self.links().lose(generation) {
             let next = match self.options.reconnect {
@@ -190,7 +190,8 @@ impl Shared {
         }
     }
 
-    /// Has all channels close their connections and fail their requests; nobody looks for the server any more.
+    /// Abandons the disk: all channels close their connections and fail their requests, and no
+    /// reconnection is tried.
     pub(super) fn give_up_for_good(&self) {
         self.is_halted.store(true, Ordering::SeqCst);
         self.halt.halt();
@@ -205,7 +206,7 @@ impl Shared {
         self.is_halted.load(Ordering::SeqCst)
     }
 
-    /// Whether the server is looked for when its connections are lost.
+    /// Returns whether lost connections are re-established.
     pub(super) fn is_sought(&self) -> bool {
         self.options.reconnect.is_some() && !self.is_halted()
     }
@@ -215,7 +216,7 @@ impl Shared {
         self.links().let_go(seat, log, leaves, self.flushes.last())
     }
 
-    /// What a bell was about: new connections.
+    /// Takes the channel's new connections, after its bell was rung.
     pub(super) fn fetch(&self, seat: &Seat) -> Option<Given> {
         self.links().fetch(seat)
     }
@@ -224,9 +225,9 @@ impl Shared {
         self.links().is_current(generation)
     }
 
-    /// Makes durable what has been written, blocking: the disk is not in use any more, and whoever has it next
-    /// does not know of it. What cannot be flushed in time is given up: it must not be put over what somebody
-    /// else has written meanwhile.
+    /// Makes all completed writes durable; blocking. The disk is not in use any more, and its next
+    /// user does not know of these writes. Writes that cannot be flushed in time are given up: they
+    /// must not overwrite what others write meanwhile.
     pub(super) fn settle(self: &Arc<Shared>) -> Result<(), DiskError> {
         let needed = self.flushes.needed();
         if !self.export.has_cache() || self.options.writethrough || needed <= self.flushes.last() {
@@ -256,7 +257,7 @@ impl Shared {
                 Ok(())
             });
         }
-        // By a connection that the writes have gone by: were it lost, that would be found out.
+        // Flush on a connection that carried the writes: if it was lost, the loss is detected.
         let patience = match links.are_up {
             true => self.patience(),
             false => self.options.connect_timeout,
@@ -276,10 +277,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Nothing that was written until now is ever written again.
+    /// Gives up all writes completed so far, so that they are never sent again.
     fn give_up(&self) {
         let voided = self.flushes.void();
-        // What is being written again ends with what the server has in hand.
+        // A replay in progress stops after the commands that the server is processing.
         let deadline = Instant::now() + self.options.connect_timeout;
         while self.replaying.try_lock().is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -288,13 +289,13 @@ impl Shared {
         self.links().logs.clear();
     }
 
-    /// Somebody wants what has been written to be durable; whoever asks sees to it.
+    /// Takes the request for a flush; a caller that gets true must begin one.
     pub(super) fn takes_flush(&self) -> bool {
         std::mem::take(&mut self.links().flush_is_wanted)
     }
 
-    /// Writes what is kept once more, in its order, and flushes if there was anything; blocking. Returns how many
-    /// writes it was.
+    /// Sends the kept writes again in their order, and then a flush, if there are any; blocking.
+    /// Returns the number of writes.
     pub(super) fn write_again(
         &self,
         greeted: &mut Greeted,
@@ -318,7 +319,7 @@ impl Shared {
         Ok(count)
     }
 
-    /// How long a server may take that somebody waits for.
+    /// Returns the timeout for a server in blocking operations.
     pub(super) fn patience(&self) -> Duration {
         self.options.timeout.unwrap_or(EVER)
     }
@@ -333,5 +334,5 @@ impl Drop for Shared {
     }
 }
 
-/// For who waits as long as it takes.
+/// Timeout of blocking operations if none is configured.
 const EVER: Duration = Duration::from_secs(3600);

@@ -1,34 +1,34 @@
-//! Commands that the server has been sent, or is about to be, and has not
-//! answered.
+//! Commands that have been sent, or are about to be, and have not been answered.
 
 use super::coverage::Coverage;
 use fathom_core::RequestId;
 use fathom_nbd::protocol::{Replies, RequestHeader, command};
 
-/// The most at once.
+/// Maximum number of commands of a connection.
 pub(super) const COMMANDS: usize = 1 << GENERATION_SHIFT;
 
-// A cookie is, from the top: 24 bits of the connection's, 32 of the command's generation, and its index.
+// Layout of a cookie, from the top: 24 bits of the connection, 32 bits of the command's generation,
+// and its index.
 const SALT: u64 = !0 << 40;
 const GENERATION_SHIFT: u32 = 8;
 
-/// What the server is asked for: a request, or a part of it.
+/// A command for the server: a request, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ask {
-    /// Whose it is.
+    /// The request, or NOBODY for the channel's own flush.
     pub(super) id: RequestId,
     pub(super) flags: u16,
     /// See [`command`].
     pub(super) command: u16,
-    /// On the export.
+    /// Offset on the export in bytes.
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Where the request's segments have its first byte.
+    /// Offset in the request's segments of its first byte.
     pub(super) start: u64,
 }
 
 impl Ask {
-    /// Of a read: no longer than a payload may be.
+    /// Returns the length of a read, which is at most that of a payload.
     #[inline]
     pub(super) fn read_len(&self) -> u32 {
         self.len as u32
@@ -40,35 +40,35 @@ impl Ask {
 pub(super) struct Command {
     pub(super) ask: Ask,
     header: [u8; RequestHeader::EXTENDED_LEN],
-    /// Bytes of a read that have come.
+    /// Parts of a read that have arrived.
     pub(super) coverage: Coverage,
-    /// When the server last said something of it, or when it was sent.
+    /// Time, in ticks, of the server's last message about it, or of its sending.
     pub(super) touched: u64,
-    /// 0, or the errno that the server has told.
+    /// The errno that the server has reported, or 0.
     pub(super) errno: i32,
-    /// The engine may still be sending it.
+    /// Whether the engine may still be sending it.
     pub(super) in_send: bool,
-    /// The server has answered it.
+    /// Whether the server has answered it.
     pub(super) answered: bool,
     in_use: bool,
-    /// Tells this command from earlier ones in the same place.
+    /// Distinguishes this command from earlier ones in the same place.
     generation: u32,
 }
 
-/// A fixed number of places. They do not move: headers are sent from here.
+/// A fixed number of commands. They do not move, because headers are sent from here.
 pub(super) struct Table {
     commands: Box<[Command]>,
-    /// The upper 24 bits of all cookies, so that those of other connections are others: where both hosts are
-    /// traced, a cookie tells which request it was.
+    /// The upper 24 bits of all cookies, which differ from those of other connections. If both
+    /// hosts are traced, a cookie identifies the request.
     salt: u64,
     replies: Replies,
     free: Vec<u16>,
-    /// Bytes of the reads in flight.
+    /// Number of bytes of the reads in flight.
     read_bytes: u64,
 }
 
 impl Table {
-    /// For a connection on which this has been agreed upon.
+    /// Makes the table of a connection with these negotiated properties.
     pub(super) fn new(replies: Replies, salt: u64) -> Table {
         let empty = || Command {
             ask: Ask {
@@ -105,13 +105,13 @@ impl Table {
         COMMANDS - self.free.len()
     }
 
-    /// What the replies bring that are awaited, on average (bytes).
+    /// Average number of data bytes of the awaited replies.
     #[inline]
     pub(super) fn awaited(&self) -> u64 {
         self.read_bytes / self.used().max(1) as u64
     }
 
-    /// A place for a command; there must be one.
+    /// Adds a command; there must be a free place.
     #[inline]
     pub(super) fn add(&mut self, ask: Ask) -> u16 {
         let index = self.free.pop().expect("the caller has looked");
@@ -143,14 +143,14 @@ impl Table {
         index
     }
 
-    /// What the server knows the command by that is there, or was the last one.
+    /// Returns the cookie of the command in a place, or of the last one there.
     #[inline]
     pub(super) fn cookie(&self, index: u16) -> u64 {
         let generation = self.commands[usize::from(index)].generation;
         self.salt | u64::from(generation) << GENERATION_SHIFT | u64::from(index)
     }
 
-    /// The command that the server means, if it awaits an answer.
+    /// Returns the command with this cookie, if it awaits a reply.
     #[inline]
     pub(super) fn find(&self, cookie: u64) -> Option<u16> {
         let index = (cookie % COMMANDS as u64) as u16;
@@ -164,7 +164,7 @@ impl Table {
         &mut self.commands[usize::from(index)]
     }
 
-    /// What it is sent as, before its data.
+    /// Returns the header to send, without data.
     #[inline]
     pub(super) fn header(&mut self, index: u16) -> &mut [u8] {
         let len = self.replies.request_len();
@@ -175,7 +175,7 @@ impl Table {
         self.commands[usize::from(index)].ask
     }
 
-    /// It is over; neither the server nor the engine knows of it.
+    /// Removes a command that neither the server nor the engine uses any more.
     #[inline]
     pub(super) fn remove(&mut self, index: u16) -> Ask {
         let command = &mut self.commands[usize::from(index)];
@@ -188,14 +188,13 @@ impl Table {
         ask
     }
 
-    /// All that there are.
+    /// Returns the indices of all commands.
     pub(super) fn indexes(&self) -> impl Iterator<Item = u16> + use<'_> {
         let used = self.commands.iter().enumerate();
         used.filter_map(|(index, command)| command.in_use.then_some(index as u16))
     }
 
-    /// Whether there is one that has been sent, and had no answer since this
-    /// time.
+    /// Returns whether a command has been sent and had no reply since this time.
     pub(super) fn has_stale(&self, since: u64) -> bool {
         let is_stale = |command: &Command| !command.in_send && command.touched < since;
         self.commands.iter().any(|c| c.in_use && is_stale(c))

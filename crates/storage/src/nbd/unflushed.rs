@@ -1,33 +1,33 @@
-//! Writes that the server has confirmed, and perhaps not made durable: should it be lost, they are sent to the
-//! next one.
+//! Keeps writes that the server has confirmed but may not have made durable. If the server is lost,
+//! they are sent again after reconnecting.
 
 use fathom_core::{Op, Request};
 use libc::iovec;
 use std::collections::VecDeque;
 
-/// Bytes of data that one channel keeps; the memory is taken as it is needed.
+/// Bytes of data that one channel can keep; the memory is used on demand.
 const ROOM: usize = 64 << 20;
-/// Longer writes are not kept: a flush follows each.
+/// Longest write in bytes that is kept. Longer writes are followed by a flush each.
 pub(super) const LONGEST: u64 = 8 << 20;
-/// Ranges that one channel keeps.
+/// Maximum number of ranges that one channel keeps.
 const MOST: usize = 64 << 10;
 
-/// A write, or what is like one.
+/// A write, write zeroes or discard.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Among those of all channels.
+    /// Position among the writes of all channels.
     sequence: u64,
-    /// The first flush that makes it durable.
+    /// Number of the first flush that makes the write durable.
     mark: u64,
     op: Op,
     unmap: bool,
     at: u64,
     len: u64,
-    /// Where its data is.
+    /// Offset of its data in the ring.
     start: usize,
 }
 
-/// One that is sent again.
+/// A kept write, to be sent again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept<'a> {
     pub(super) sequence: u64,
@@ -35,19 +35,19 @@ pub(super) struct Kept<'a> {
     pub(super) unmap: bool,
     pub(super) at: u64,
     pub(super) len: u64,
-    /// Of a write; else nothing.
+    /// Data of a write; empty for other operations.
     pub(super) data: &'a [u8],
 }
 
-/// Of one channel, in the order in which they were completed.
+/// The kept writes of one channel, in the order of their completion.
 #[derive(Default)]
 pub(super) struct Unflushed {
     entries: VecDeque<Entry>,
-    /// Empty until there is data.
+    /// Ring buffer of the data; empty until there is data.
     ring: Box<[u8]>,
-    /// Where the oldest data is, or before that.
+    /// Offset of the oldest data, or an earlier offset.
     head: usize,
-    /// Behind the newest data.
+    /// Offset behind the newest data.
     tail: usize,
     bytes: usize,
 }
@@ -57,16 +57,17 @@ impl Unflushed {
         self.entries.is_empty()
     }
 
-    /// It is time for a flush.
+    /// Returns whether it is time for a flush.
     #[inline]
     pub(super) fn is_half_full(&self) -> bool {
         self.bytes > ROOM / 2 || self.entries.len() > MOST / 2
     }
 
-    /// Keeps a request that is done. False: there is no room; a flush makes some.
+    /// Keeps a completed request. Returns false if there is no room; a flush makes some.
     ///
     /// # Safety
-    /// The request is in flight, so that its segments are valid; it is [`LONGEST`] bytes long at most.
+    /// The request is in flight, so that its segments are valid. It is at most [`LONGEST`] bytes
+    /// long.
     pub(super) unsafe fn keep(&mut self, request: &Request, sequence: u64, mark: u64) -> bool {
         let data = match request.op {
             Op::Write => request.len as usize,
@@ -76,7 +77,7 @@ impl Unflushed {
             return false;
         };
         if data > 0 {
-            // SAFETY: as required of the caller; the ring is none of its memory.
+            // SAFETY: as required of the caller; the ring is not part of the request's memory.
             unsafe { copy_in(&request.segments, &mut self.ring[start..start + data]) };
             self.tail = start + data;
             self.bytes += data;
@@ -93,7 +94,7 @@ impl Unflushed {
         true
     }
 
-    /// Where so many bytes are free, next to each other.
+    /// Returns the offset of `len` contiguous free bytes.
     fn place(&mut self, len: usize) -> Option<usize> {
         if self.entries.len() == MOST {
             return None;
@@ -113,7 +114,7 @@ impl Unflushed {
         }
     }
 
-    /// All that this flush has made durable, and those before it, is forgotten.
+    /// Removes the writes that this flush, or an earlier one, has made durable.
     pub(super) fn trim(&mut self, flush: u64) {
         while let Some(entry) = self.entries.front().filter(|entry| entry.mark <= flush) {
             if entry.op == Op::Write {
@@ -144,8 +145,8 @@ impl Unflushed {
 unsafe fn copy_in(segments: &[iovec], mut to: &mut [u8]) {
     for segment in segments {
         let (now, later) = to.split_at_mut(segment.iov_len.min(to.len()));
-        // SAFETY: a segment is valid, says the caller. (A guest may be changing it; then it does not know
-        // either what it has written.)
+        // SAFETY: the caller vouches for the segment. (A guest may be changing it; such a guest
+        // cannot know what it has written either.)
         unsafe {
             let from = segment.iov_base.cast::<u8>();
             from.copy_to_nonoverlapping(now.as_mut_ptr(), now.len());
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Make it a request of so many bytes, all of them `fill`.
+    /// Makes it a request of `len` bytes, all of them `fill`.
     fn fill(request: &mut Request, op: Op, at: u64, len: usize, fill: u8) -> Vec<u8> {
         let mut data = vec![fill; len];
         (request.op, request.at, request.len) = (op, at, len as u64);
@@ -174,7 +175,7 @@ mod tests {
         data
     }
 
-    /// A range without data is left alone, and then more data than there is room for.
+    /// Keeps a range without data across a trim, and then more data than there is room for.
     #[test]
     fn what_is_kept_is_not_written_over() {
         let mut slab = fathom_core::Slab::default();
@@ -183,7 +184,7 @@ mod tests {
         let mut log = Unflushed::default();
         let mut keep = |log: &mut Unflushed, op, n: u64, len, mark| {
             let _data = fill(&mut slab[id], op, n, len, n as u8);
-            // SAFETY: the data lives.
+            // SAFETY: the data lives until the call returns.
             unsafe { log.keep(&slab[id], n, mark) }
         };
         assert!(keep(&mut log, Op::Write, 0, 4096, 1));
@@ -198,7 +199,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
-        /// Whatever is kept and forgotten, what is left is what was written, in order.
+        /// After any sequence of keeping and trimming, the remaining writes are complete and in
+        /// order.
         #[test]
         fn it_gives_back_what_was_kept(
             steps in prop::collection::vec((1..LONGEST as usize, 0..4u8), 1..90)
@@ -212,7 +214,7 @@ mod tests {
                 let n = n as u64;
                 let (op, flushes) = ([Op::Write, Op::Discard][usize::from(what == 0)], what == 1);
                 let _data = fill(&mut slab[id], op, n, len, n as u8);
-                // SAFETY: the data lives.
+                // SAFETY: the data lives until the call returns.
                 if unsafe { log.keep(&slab[id], n, n) } {
                     expected.push_back((n, if op == Op::Write { len } else { 0 }));
                 } else {

@@ -1,20 +1,20 @@
-//! Where an image is, as users write it.
+//! Addresses of images, as users write them.
 
 use std::fmt;
 
 pub(super) const PREFIX: &str = "rbd:";
 pub(super) const FORM: &str = "rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=FILE][&user=NAME]";
 
-/// Where an image is.
+/// Address of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) pool: String,
     pub(super) namespace: Option<String>,
     pub(super) image: String,
     pub(super) snapshot: Option<String>,
-    /// The cluster's configuration; none: where Ceph's programs look for it.
+    /// Path of the cluster's configuration file. None: the library searches Ceph's usual places.
     pub(super) conf: Option<String>,
-    /// Who opens it; none: client.admin.
+    /// Name of the Ceph user. None: client.admin.
     pub(super) user: Option<String>,
 }
 
@@ -34,7 +34,7 @@ impl Address {
             _ => return Err(wrong()),
         };
         let said = [Some(pool), namespace, Some(image), snapshot];
-        // Ceph's names end where C's strings do.
+        // Ceph's names are passed as C strings, so they must not contain zero bytes.
         let is_name = |name: &str| !name.is_empty() && !name.contains(['@', '\0']);
         if !said.into_iter().flatten().all(is_name) {
             return Err(wrong());

@@ -1,4 +1,4 @@
-//! One worker's way to an image.
+//! One worker's access to an image.
 
 use super::ended::{Ended, Operation, ended};
 use super::handle::Handle;
@@ -14,33 +14,33 @@ use std::io;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// A request's.
+/// State of a request's slot.
 struct Slot {
     operation: Box<Operation>,
     step: Step,
 }
 
-/// What the library is at.
+/// The step that the library is executing for a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// The image is made long enough for it.
+    /// Lengthens the image as far as the write needs.
     Lengthen,
-    /// What it asks for.
+    /// Executes the request itself.
     Itself,
-    /// What it has written is made durable, or all is: then it is a flush.
+    /// Flushes: for a flush request, or to make the data of a FUA request durable.
     Flush,
 }
 
 pub(super) struct RbdChannel {
     shared: Arc<Shared>,
-    /// By which the image is used, and which one that is.
+    /// Handle through which the image is used. `turn` is its number.
     handle: Arc<Handle>,
     turn: u64,
     ended: Arc<Ended>,
-    /// By request.
+    /// Slots by request.
     slots: Vec<Slot>,
     in_flight: usize,
-    /// What is being taken in.
+    /// Completions that are being processed.
     taken: Vec<(u32, i64)>,
 }
 
@@ -60,14 +60,14 @@ impl RbdChannel {
         })
     }
 
-    /// The disk was taken into use again since.
+    /// Adopts the present handle after the disk was activated again.
     #[cold]
     fn take_turn(&mut self) {
         self.turn = self.shared.image.turn();
         self.handle = self.shared.image.handle();
     }
 
-    /// Requests that are new bring some slots.
+    /// Prepares the request's slot, and adds slots if the source has more requests than before.
     fn begin(&mut self, cx: &Cx, id: RequestId) {
         let index = id.0 as usize;
         if index >= self.slots.len() {
@@ -87,13 +87,14 @@ impl RbdChannel {
         };
     }
 
-    /// Why the request cannot be given to the library, or what it is answered without.
+    /// Returns the errno, or 0, with which to complete the request without the library. None: the
+    /// library must execute it.
     fn answer_at_once(&self, request: &Request) -> Option<i32> {
         let (size, grows) = (self.shared.size(), self.shared.image.grows());
         let is_outside = request.at > size || request.len > size - request.at;
         match request.op {
             Op::Flush => None,
-            // There is nothing, and it stays so.
+            // No data exists there, and none is added.
             Op::Read if grows && request.at >= size => {
                 // SAFETY: the request is in flight.
                 unsafe { clear(request, 0) };
@@ -107,7 +108,8 @@ impl RbdChannel {
         }
     }
 
-    /// Hands one to the library, whose thread ends it; an error: it has not been taken on.
+    /// Starts the request's step in the library, whose thread completes it. An error means that the
+    /// step was not started.
     fn start(&mut self, cx: &Cx, id: RequestId) -> Result<(), i32> {
         let slot = &self.slots[id.0 as usize];
         let operation = &raw const *slot.operation;
@@ -126,15 +128,16 @@ impl RbdChannel {
         let library = self.shared.image.library();
         let mut completion = null_mut();
         let argument = operation.cast_mut().cast();
-        // SAFETY: the argument is an operation that lives until it has ended, on which it is ended once.
+        // SAFETY: the argument is an operation that lives until it has ended, and it ends once for
+        // each completion.
         let made = unsafe { (library.rbd_aio_create_completion)(argument, ended, &mut completion) };
         if made < 0 {
             return Err(-made);
         }
-        // SAFETY: the request stays as it is, and its memory valid, until it is completed.
+        // SAFETY: the request stays unchanged, and its memory valid, until it completes.
         let started = unsafe { self.start_with(request, slot.step, completion) };
         if started < 0 {
-            // SAFETY: the library has not taken it.
+            // SAFETY: the library has not accepted the completion.
             unsafe { (library.rbd_aio_release)(completion) };
             return Err(-started);
         }
@@ -143,11 +146,11 @@ impl RbdChannel {
     }
 
     /// # Safety
-    /// The request's segments and their memory stay until the completion's end.
+    /// The request's segments and their memory stay valid until the completion's end.
     unsafe fn start_with(&self, request: &Request, step: Step, completion: Completion) -> c_int {
         let (image, library) = (self.handle.raw(), self.shared.image.library());
         let at = request.at;
-        // What is behind the end is as it is to be.
+        // Bytes beyond the end of the image need no discarding or zeroing.
         let len = request.len.min(self.shared.size().saturating_sub(at));
         let (iov, count) = (request.segments.as_ptr(), request.segments.len() as c_int);
         // SAFETY: the image is open; the rest is required of the caller.
@@ -169,7 +172,7 @@ impl RbdChannel {
         }
     }
 
-    /// What the library has ended.
+    /// Processes the operations that the library has completed.
     fn take_in(&mut self, cx: &mut Cx) {
         let mut taken = std::mem::take(&mut self.taken);
         self.ended.take(&mut taken);
@@ -199,7 +202,7 @@ impl RbdChannel {
             }
             (Step::Itself, Op::Read) if (result as u64) < request.len => {
                 if !self.shared.image.grows() {
-                    // It has become smaller.
+                    // The image has been shrunk.
                     return self.fail(cx, id, libc::EIO);
                 }
                 // SAFETY: the request is in flight.
@@ -237,16 +240,16 @@ impl RbdChannel {
     }
 }
 
-/// Zeroes from this byte of a read on.
+/// Zeroes the bytes of a read from offset `from` on.
 ///
 /// # Safety
-/// It is in flight.
+/// The request is in flight.
 unsafe fn clear(request: &Request, from: u64) {
     let mut before = from as usize;
     for segment in &request.segments {
         let skipped = before.min(segment.iov_len);
         before -= skipped;
-        // SAFETY: as required of the caller, so many bytes can be written there.
+        // SAFETY: as required of the caller, that many bytes can be written there.
         unsafe {
             let start = segment.iov_base.cast::<u8>().add(skipped);
             start.write_bytes(0, segment.iov_len - skipped);
@@ -280,7 +283,8 @@ impl Channel for RbdChannel {
 impl Drop for RbdChannel {
     fn drop(&mut self) {
         if self.in_flight > 0 {
-            // The library's threads still use them, and the image.
+            // The library's threads still use the operations and the image, so they must never be
+            // freed.
             std::mem::forget(std::mem::take(&mut self.slots));
             std::mem::forget(self.handle.clone());
             std::mem::forget(self.shared.clone());

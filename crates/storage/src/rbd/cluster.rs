@@ -1,4 +1,4 @@
-//! A connection to a Ceph cluster, and the images that it opens.
+//! A client connection to a Ceph cluster, and the images that it opens.
 
 use super::address::Address;
 use super::library::{Cluster as Handle, ImageHandle, Library, Pool, library};
@@ -9,37 +9,38 @@ use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
-/// Monitors get so long to answer, unless the cluster's configuration says otherwise.
+/// Timeout for connecting to the monitors, unless the cluster's configuration sets another.
 const CONNECT: Duration = Duration::from_secs(30);
-/// Of each disk's client, for what is neither its messenger's nor ours. A second one, which is the library's default,
-/// costs a third of the CPU time of a read: they wake each other.
+/// Number of librados threads of each disk's client, besides those of its messenger and Fathom's
+/// own. With two, the library's default, they wake each other, which costs a third of the CPU time
+/// of a read.
 const CLIENT_THREADS: &str = "1";
 
-/// What is asked for when a cluster is connected to.
+/// Settings of a cluster connection.
 #[derive(Default)]
 pub(super) struct Settings {
-    /// Completed writes may be in memory only.
+    /// Whether completed writes may stay in memory until a flush.
     pub(super) caches: bool,
-    /// How long the cluster may say nothing of a request; none: for ever.
+    /// Time the cluster may take to reply to a request; None: unlimited.
     pub(super) timeout: Option<Duration>,
 }
 
-/// A client of the cluster; gone when this is dropped, with all that it has locked.
+/// A client of the cluster. Dropping it disconnects, which gives up all of its locks.
 pub(super) struct Cluster {
     pub(super) library: &'static Library,
     handle: Handle,
     pool: Pool,
 }
 
-// SAFETY: librados(3): a cluster's handle may be used by several threads, and so may a pool's. The pool's
-// namespace is set before there is a second one.
+// SAFETY: librados(3): the handles of a cluster and of a pool may be used by several threads. The
+// pool's namespace is set before a second thread uses it.
 unsafe impl Send for Cluster {}
 // SAFETY: as for Send.
 unsafe impl Sync for Cluster {}
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // SAFETY: both are this value's own; images have the cluster as long as they are open.
+        // SAFETY: both are this value's own; open images keep the cluster alive.
         unsafe {
             if !self.pool.is_null() {
                 (self.library.rados_ioctx_destroy)(self.pool);
@@ -49,7 +50,7 @@ impl Drop for Cluster {
     }
 }
 
-/// What Ceph says by a negative number.
+/// Converts a result of Ceph's functions: a negative number is an errno.
 pub(super) fn checked(result: i32) -> Result<(), std::io::Error> {
     match result {
         0.. => Ok(()),
@@ -57,7 +58,7 @@ pub(super) fn checked(result: i32) -> Result<(), std::io::Error> {
     }
 }
 
-/// Of an address that has been checked.
+/// Converts text of an address, which has been checked for zero bytes.
 fn c_string(text: &str) -> CString {
     CString::new(text).expect("an address has no zero bytes")
 }
@@ -66,10 +67,10 @@ fn pointer(text: Option<&CString>) -> *const libc::c_char {
     text.map_or(null(), |text| text.as_ptr())
 }
 
-/// Longer than the library's short texts.
+/// Buffer size in bytes for the library's short texts.
 const SHORT: usize = 256;
 
-/// A short text that the library puts where it is told.
+/// Returns a short text that a function of the library writes into a buffer.
 pub(super) fn text(
     get: impl FnOnce(*mut libc::c_char, libc::size_t) -> libc::c_int,
 ) -> std::io::Result<String> {
@@ -80,7 +81,7 @@ pub(super) fn text(
 }
 
 impl Cluster {
-    /// Connects, blocking, and finds the pool. The error is one line that says what to do.
+    /// Connects and opens the pool; blocking. The error is one line that says what to do.
     pub(super) fn connect(address: &Address, settings: &Settings) -> Result<Cluster, DiskError> {
         let path = PathBuf::from(address.to_string());
         let unusable = |problem| DiskError::Unusable {
@@ -94,7 +95,7 @@ impl Cluster {
         let library = library().map_err(unusable)?;
         let user = address.user.as_deref().map(c_string);
         let mut handle = null_mut();
-        // SAFETY: a string or none, and a place for the handle.
+        // SAFETY: the arguments are a string or null, and a place for the handle.
         let made = unsafe { (library.rados_create)(&mut handle, pointer(user.as_ref())) };
         checked(made).map_err(failed("cannot create Ceph's client"))?;
         let mut cluster = Cluster {
@@ -103,7 +104,7 @@ impl Cluster {
             pool: null_mut(),
         };
         let conf = address.conf.as_deref().map(c_string);
-        // SAFETY: the handle is open; a string or none.
+        // SAFETY: the handle is open; the argument is a string or null.
         let read = unsafe { (library.rados_conf_read_file)(handle, pointer(conf.as_ref())) };
         checked(read).map_err(|error| {
             let file = address.conf.as_deref().unwrap_or("/etc/ceph/ceph.conf");
@@ -120,18 +121,19 @@ impl Cluster {
         let connected = unsafe { (library.rados_connect)(handle) };
         checked(connected).map_err(failed("cannot connect to the cluster"))?;
         let name = c_string(&address.pool);
-        // SAFETY: the handle is connected; a string, and a place for the pool's handle.
+        // SAFETY: the handle is connected; the arguments are a string and a place for the pool's
+        // handle.
         let found =
             unsafe { (library.rados_ioctx_create)(handle, name.as_ptr(), &mut cluster.pool) };
         checked(found).map_err(failed("cannot open its pool"))?;
         if let Some(namespace) = address.namespace.as_deref().map(c_string) {
-            // SAFETY: the pool is open; a string.
+            // SAFETY: the pool is open; the argument is a string.
             unsafe { (library.rados_ioctx_set_namespace)(cluster.pool, namespace.as_ptr()) };
         }
         Ok(cluster)
     }
 
-    /// The disk's options count for more than what the configuration file says.
+    /// Applies the disk's options, which take precedence over the configuration file.
     fn apply(&self, settings: &Settings) {
         self.set("rbd_cache", if settings.caches { "true" } else { "false" });
         if let Some(timeout) = settings.timeout {
@@ -141,10 +143,11 @@ impl Cluster {
         }
     }
 
-    /// Sets what is as the library has it by itself: the configuration file counts for more.
+    /// Changes a setting that has the library's default value; the configuration file takes
+    /// precedence.
     fn set_default(&self, key: &str, default: &str, value: &str) {
         let name = c_string(key);
-        // SAFETY: the handle is open; a string, and there is room for so many bytes.
+        // SAFETY: the handle is open; the arguments are a string and a buffer of `len` bytes.
         let now = text(|base, len| unsafe {
             (self.library.rados_conf_get)(self.handle, name.as_ptr(), base, len)
         });
@@ -153,10 +156,10 @@ impl Cluster {
         }
     }
 
-    /// A library that does not know a setting goes on without it.
+    /// Changes a setting. If the library does not know it, warns and continues.
     fn set(&self, key: &str, value: &str) {
         let (key, value) = (c_string(key), c_string(value));
-        // SAFETY: the handle is open; two strings.
+        // SAFETY: the handle is open; the arguments are two strings.
         let set =
             unsafe { (self.library.rados_conf_set)(self.handle, key.as_ptr(), value.as_ptr()) };
         if let Err(error) = checked(set) {
@@ -167,9 +170,9 @@ impl Cluster {
         }
     }
 
-    /// What tells its pool from all others of all clusters.
+    /// Returns a text that identifies the pool among those of all clusters.
     pub(super) fn identity(&self) -> std::io::Result<String> {
-        // SAFETY: the handle is connected, and there is room for so many bytes.
+        // SAFETY: the handle is connected, and the buffer has `len` bytes.
         let fsid =
             text(|base, len| unsafe { (self.library.rados_cluster_fsid)(self.handle, base, len) })?;
         // SAFETY: the pool is open.
@@ -177,27 +180,27 @@ impl Cluster {
         Ok(format!("{fsid}/{pool}"))
     }
 
-    /// Makes an image of no bytes, with the features that the cluster's configuration says; false: it is there.
-    /// Blocking.
+    /// Creates an image of 0 bytes, with the features that the cluster's configuration sets.
+    /// Returns false if it exists already. Blocking.
     pub(super) fn create(&self, address: &Address) -> std::io::Result<bool> {
         let image = c_string(&address.image);
-        // As large objects as the configuration says.
+        // 0: the object size that the configuration sets.
         let mut order = 0;
-        // SAFETY: the pool is open; a string, and a place for a number.
+        // SAFETY: the pool is open; the arguments are a string and a place for a number.
         match unsafe { (self.library.rbd_create)(self.pool, image.as_ptr(), 0, &mut order) } {
             there if there == -libc::EEXIST => Ok(false),
             result => checked(result).map(|()| true),
         }
     }
 
-    /// Removes an image that nobody has open; blocking.
+    /// Removes an image that no client has open; blocking.
     pub(super) fn remove(&self, address: &Address) -> std::io::Result<()> {
         let image = c_string(&address.image);
-        // SAFETY: the pool is open; a string.
+        // SAFETY: the pool is open; the argument is a string.
         checked(unsafe { (self.library.rbd_remove)(self.pool, image.as_ptr()) })
     }
 
-    /// An image, to be closed; blocking.
+    /// Opens an image, which the caller must close; blocking.
     pub(super) fn open(&self, address: &Address, read_only: bool) -> std::io::Result<ImageHandle> {
         let image = c_string(&address.image);
         let snapshot = address.snapshot.as_deref().map(c_string);
@@ -208,7 +211,7 @@ impl Cluster {
             false => self.library.rbd_open,
         };
         let mut handle = null_mut();
-        // SAFETY: the pool is open; strings or none, and a place for the handle.
+        // SAFETY: the pool is open; the arguments are strings or null, and a place for the handle.
         checked(unsafe { open(self.pool, image.as_ptr(), &mut handle, snapshot) })?;
         Ok(handle)
     }

@@ -1,4 +1,4 @@
-//! An image as a disk.
+//! A Ceph image as a disk.
 
 use super::address::Address;
 use super::channel::RbdChannel;
@@ -14,30 +14,30 @@ use fathom_files::ImageFile;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The longest discard and write zeroes: each object in it is an operation.
+/// Maximum length in bytes of a discard or write zeroes; each object in the range is an operation.
 const MAX_RANGE: u64 = 1 << 30;
-/// Below that, OSDs do not give space back (rbd_discard_granularity_bytes).
+/// Alignment in bytes below which OSDs do not free space (rbd_discard_granularity_bytes).
 const DISCARD_ALIGNMENT: u32 = 64 << 10;
-/// What OSDs write in one piece (bluestore_min_alloc_size).
+/// Number of bytes that OSDs write atomically (bluestore_min_alloc_size).
 const PHYSICAL: u32 = 4096;
 
-/// What is done about an image's exclusive lock while it is in use.
+/// How the disk treats the image's exclusive lock while it is in use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lock {
     Taken,
-    /// It is read, and nobody may have it locked then.
+    /// The image is only read, and the disk is refused while another client has locked it.
     Respected,
     Ignored,
 }
 
-/// An image of a cluster.
+/// An image of a Ceph cluster.
 pub struct RbdDisk {
     shared: Arc<Shared>,
     discard: bool,
-    /// Bytes that an object gets in one piece.
+    /// Stripe unit in bytes: the length that an object receives at a time.
     stripe: u64,
     lock: Lock,
-    /// Until it is closed, which unlocks it.
+    /// Whether the lock is kept until the image is closed, even after deactivation.
     keeps_lock: bool,
     has_lock: AtomicBool,
     watcher: Arc<SizeWatcher>,
@@ -105,7 +105,7 @@ impl RbdDisk {
         self.image().identity()
     }
 
-    /// The same, for whoever waits.
+    /// Returns the image as a file with blocking access.
     pub(super) fn bytes(&self) -> Arc<dyn ImageFile> {
         self.shared.image.clone()
     }
@@ -114,7 +114,7 @@ impl RbdDisk {
         &self.shared.image
     }
 
-    /// What is only read is opened once more: the library does not hear of changes.
+    /// Opens a read-only image again: the library does not notify readers of changes.
     fn read_anew(&self) -> Result<(), DiskError> {
         let image = self.image();
         let handle = image.look()?;
@@ -123,7 +123,7 @@ impl RbdDisk {
         }
         image.go_on_with(handle);
         if !image.grows() && image.reach(image.size()?) != self.shared.size() {
-            // Who is told takes it in.
+            // The watcher's owner reads the new size by a resize.
             self.watcher.tell();
         }
         Ok(())
@@ -164,11 +164,11 @@ impl Disk for RbdDisk {
             self.read_anew()?;
         }
         if self.image().grows() {
-            // (What others have made longer has something there.)
+            // Another client may have lengthened the image and written data there.
             let size = self.image().reach(self.image().size()?);
             self.shared.set_size(size);
         }
-        // Others may have written it meanwhile.
+        // Other clients may have written to the image since the last activation.
         if self.shared.caches {
             self.image().forget()
         } else {
@@ -181,7 +181,7 @@ impl Disk for RbdDisk {
             return Ok(());
         }
         let flushed = self.image().flush();
-        // Whatever that has come to: it is in use no more.
+        // Even if the flush failed, the image is not in use any more.
         let unlocked = match self.has_lock.load(Ordering::Relaxed) && !self.keeps_lock {
             true => {
                 self.has_lock.store(false, Ordering::Relaxed);
@@ -195,7 +195,7 @@ impl Disk for RbdDisk {
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         let now = self.shared.size();
         let Some(size) = to.wanted(now)? else {
-            // What the image has by now.
+            // Adopts the image's present size.
             self.watcher.looks();
             let size = self.image().reach(self.image().size()?);
             self.shared.set_size(size);

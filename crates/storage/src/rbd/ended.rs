@@ -1,4 +1,4 @@
-//! From the library's threads to a worker: which operations have ended.
+//! Passes completed operations from the library's threads to a worker.
 
 use super::library::Completion;
 use fathom_core::{Extents, Request, Status};
@@ -10,33 +10,34 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A list that any thread adds to and one worker takes as a whole; neither waits.
+/// A lock-free list to which any thread adds operations, and from which one worker takes all of
+/// them at once.
 pub(super) struct Ended {
     newest: AtomicPtr<Operation>,
-    /// The worker has been told, and has not looked since.
+    /// Whether the worker was notified and has not looked since.
     is_told: AtomicBool,
     event: OwnedFd,
 }
 
-/// One operation of the library, used again and again. It stays where it is.
+/// An operation of the library, reused for many requests. It must not move.
 pub(super) struct Operation {
     to: Arc<Ended>,
-    /// By the worker.
+    /// The worker's index of the operation.
     pub(super) index: u32,
-    /// Bytes, or a negative errno.
+    /// Result: a number of bytes or a negative errno.
     result: AtomicI64,
-    /// The one that had ended before.
+    /// The operation that ended before this one.
     before: AtomicPtr<Operation>,
-    /// Of the request's range, as far as it is known: what there is data in.
+    /// Data ranges of the request's range, as far as they are known.
     found: Mutex<Found>,
 }
 
-/// What is known of a range.
+/// The data ranges of a range, as far as they are known.
 #[derive(Default)]
 pub(super) struct Found {
-    /// Starts and lengths of what there is data in, in order; the rest is zeroes.
+    /// Starts and lengths of the ranges with data, in ascending order; gaps read as zeroes.
     pub(super) data: Vec<(u64, u64)>,
-    /// Where what is known ends.
+    /// End of the known range.
     pub(super) end: u64,
 }
 
@@ -49,20 +50,20 @@ impl Ended {
         })
     }
 
-    /// Signalled when there is something to take.
+    /// Returns the eventfd that is signalled when the list has operations.
     pub(super) fn fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 
-    /// Puts the indices and results of what has ended at the end of `out`, in that order.
+    /// Appends the indices and results of ended operations to `out`, in the order of their ends.
     pub(super) fn take(&self, out: &mut Vec<(u32, i64)>) {
-        // Whoever adds something from now on tells again.
+        // A thread that adds an operation from now on notifies again.
         self.is_told.store(false, Ordering::SeqCst);
         let start = out.len();
         let mut next = self.newest.swap(null_mut(), Ordering::Acquire);
         while !next.is_null() {
-            // SAFETY: who has added it has given it away; an operation lives until it is taken here, at
-            // least, and was written to before it was added.
+            // SAFETY: the thread that added the operation does not use it any more. The operation
+            // lives at least until it is taken here, and was written before it was added.
             let operation = unsafe { &*next };
             next = operation.before.load(Ordering::Relaxed);
             out.push((operation.index, operation.result.load(Ordering::Relaxed)));
@@ -88,7 +89,7 @@ impl Ended {
             }
         }
         if !self.is_told.swap(true, Ordering::SeqCst) {
-            // An eventfd's counter cannot overflow by ones.
+            // The eventfd's counter cannot overflow by increments of one.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
@@ -109,7 +110,7 @@ impl Operation {
         *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
     }
 
-    /// Answers a block status by what was found.
+    /// Answers a block status request with the data ranges found.
     ///
     /// # Safety
     /// The request is in flight.
@@ -131,29 +132,29 @@ impl Operation {
         out.push(Status::HOLE, found.end.saturating_sub(at));
     }
 
-    /// It has ended, with bytes or a negative errno.
+    /// Ends the operation with a number of bytes or a negative errno.
     ///
     /// # Safety
     /// It is in flight, and ended once; it lives until it is taken.
     pub(super) unsafe fn end(operation: *const Operation, result: i64) {
-        // Once it is added it is the worker's, who may drop it.
+        // Once the operation is added, the worker owns it and may drop it.
         // SAFETY: as required of the caller.
         let to = unsafe {
             (*operation).result.store(result, Ordering::Relaxed);
             (*operation).to.clone()
         };
-        // SAFETY: likewise.
+        // SAFETY: as required of the caller.
         unsafe { to.add(operation) };
     }
 }
 
-/// For the library: the completion's argument is an [`Operation`] in flight.
+/// Callback of the library; the argument is an [`Operation`] in flight.
 pub(super) unsafe extern "C" fn ended(completion: Completion, argument: *mut c_void) {
     let Ok(library) = super::library::library() else {
         return;
     };
-    // SAFETY: the library calls this once for a completion, whose result is known then, and forgets it when
-    // it is released.
+    // SAFETY: the library calls this once for a completion, whose result is known by then, and
+    // frees the completion when it is released.
     let result = unsafe {
         let result = (library.rbd_aio_get_return_value)(completion);
         (library.rbd_aio_release)(completion);
@@ -187,7 +188,7 @@ mod tests {
             }
             let mut last = [-1; 4];
             while taken.len() < all.len() {
-                // (Who waits for the event would not see the end of one that has been missed.)
+                // A notification that is missed here would leave this loop waiting forever.
                 let mut count = [0; 8];
                 while rustix::io::read(&ended.event, &mut count).is_err() {
                     std::hint::spin_loop();
@@ -196,7 +197,7 @@ mod tests {
                 for (index, result) in out.drain(..) {
                     assert_eq!(result, -i64::from(index));
                     assert!(taken.insert(index));
-                    // Those of one thread in their order.
+                    // Operations of one thread arrive in their order.
                     let last: &mut i64 = &mut last[(index / EACH) as usize];
                     assert!(std::mem::replace(last, index.into()) < index.into());
                 }

@@ -1,4 +1,4 @@
-//! One opening of an image.
+//! An open handle of an image.
 
 use super::address::Address;
 use super::cluster::Cluster;
@@ -7,11 +7,11 @@ use fathom_core::DiskError;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// What is told that the image has changed, by a thread of the library that must not wait.
+/// Called when the image has changed, by a thread of the library, which must not block.
 pub(super) type Notify = Arc<dyn Fn() + Send + Sync>;
 
-/// An open image; closed when this is dropped. The library keeps with it what the image is like. It hears of changes
-/// only if it was opened for writing.
+/// An open handle, closed when this value is dropped. The library stores the image's metadata with
+/// it, and updates that only if the image was opened for writing.
 pub(super) struct Handle {
     raw: ImageHandle,
     cluster: Arc<Cluster>,
@@ -26,8 +26,8 @@ unsafe impl Sync for Handle {}
 impl Drop for Handle {
     fn drop(&mut self) {
         let library = self.cluster.library;
-        // SAFETY: the image is open, and nothing of it is in flight: channels have this as long as
-        // anything is. After `unwatch` the notification is not called any more.
+        // SAFETY: the image is open, and nothing is in flight on it: channels keep this value while
+        // they have anything in flight. After `unwatch` the notification is not called any more.
         unsafe {
             if let Some((watch, _)) = self.watch {
                 (library.rbd_update_unwatch)(self.raw, watch);
@@ -37,9 +37,9 @@ impl Drop for Handle {
     }
 }
 
-/// The image is not what it was when it was opened: its size, say.
+/// Callback of the library: the image's size or other metadata has changed.
 unsafe extern "C" fn changed(argument: *mut c_void) {
-    // SAFETY: the argument that the watch was made with, which lives longer.
+    // SAFETY: the argument was passed when the watch was made, and outlives the watch.
     let notify = unsafe { &*argument.cast_const().cast::<Notify>() };
     notify();
 }
@@ -67,17 +67,18 @@ impl Handle {
         })
     }
 
-    /// For the library's functions, as long as this lives.
+    /// Returns the raw handle for the library's functions, valid as long as this value.
     pub(super) fn raw(&self) -> ImageHandle {
         self.raw
     }
 
-    /// Has `notify` called when the image's size, or something else of it, has changed; a negative errno.
+    /// Makes the library call `notify` when the image's size or other metadata changes. Returns a
+    /// negative errno on failure.
     pub(super) fn watch(&mut self, notify: Notify) -> i32 {
         let notify = Box::new(notify);
         let argument = (&raw const *notify).cast_mut().cast();
         let mut watch = 0;
-        // SAFETY: the image is open; the argument stays where it is until the watch has ended.
+        // SAFETY: the image is open; the argument stays in place until the watch has ended.
         let watched = unsafe {
             (self.cluster.library.rbd_update_watch)(self.raw, &mut watch, changed, argument)
         };

@@ -13,26 +13,27 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// An image of a cluster that is connected to.
+/// An image of a connected cluster.
 pub(super) struct Image {
-    /// By which it is used, and the how manieth that is.
+    /// Present handle of the image. `turn` counts the changes of handle.
     handle: Mutex<Arc<Handle>>,
     turn: AtomicU64,
-    /// Those before, which channels may have yet: they are closed by one who may wait.
+    /// Former handles that channels may still use. They are closed by a thread that may block.
     before: Mutex<Vec<Arc<Handle>>>,
     cluster: Arc<Cluster>,
     address: Address,
     path: PathBuf,
     features: u64,
-    /// It holds an image of a format, and is as long as that needs: what lies beyond its end reads as zeroes.
+    /// Whether the image holds an image of a format such as qcow2 and grows as needed: bytes beyond
+    /// its end read as zeroes.
     grows: bool,
-    /// Bytes that requests may reach, see [`Image::reach`].
+    /// Number of bytes that requests may access, see [`Image::reach`].
     shown: AtomicU64,
 }
 
 impl Image {
-    /// Connects and opens, blocking; for reading if nobody is to be told of changes. The error is one line that says
-    /// what to do.
+    /// Connects and opens the image, for reading only if `notify` is None; blocking. The error is
+    /// one line that says what to do.
     pub(super) fn open(
         address: &Address,
         notify: Option<Notify>,
@@ -63,7 +64,7 @@ impl Image {
         self.cluster.library
     }
 
-    /// By which it is used now.
+    /// Returns the present handle.
     pub(super) fn handle(&self) -> Arc<Handle> {
         self.slot().clone()
     }
@@ -72,8 +73,8 @@ impl Image {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A handle for reading that knows the image as it is now, or the one that there is if its name leads to it no more;
-    /// blocking.
+    /// Returns a new handle for reading that has the image's present state; blocking. If the name
+    /// leads to another image or to none, warns and returns the present handle.
     pub(super) fn look(&self) -> Result<Arc<Handle>, DiskError> {
         let what = match Handle::open(&self.cluster, &self.address, true) {
             Ok(now) if self.id(&now)? == self.id(&self.handle())? => return Ok(Arc::new(now)),
@@ -91,8 +92,8 @@ impl Image {
         Ok(self.handle())
     }
 
-    /// It is used by that one from now on. Channels have nothing in flight by the one before, and see it by the
-    /// [turn](Image::turn). May block.
+    /// Replaces the handle. Channels must have nothing in flight on the former one; they notice the
+    /// change by the [turn](Image::turn). May block.
     pub(super) fn go_on_with(&self, handle: Arc<Handle>) {
         let mut all = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *self.slot(), handle.clone());
@@ -100,18 +101,19 @@ impl Image {
             return;
         }
         self.turn.fetch_add(1, Ordering::Release);
-        // (What no channel has is closed here: a worker must not wait for that.)
+        // Former handles that no channel has any more are closed here, because a worker must not
+        // wait for that.
         all.retain(|handle| Arc::strong_count(handle) > 1);
         all.push(before);
     }
 
-    /// Another one whenever there is another handle.
+    /// Returns a number that changes with every replacement of the handle.
     #[inline]
     pub(super) fn turn(&self) -> u64 {
         self.turn.load(Ordering::Acquire)
     }
 
-    /// As users write it.
+    /// Returns the image's address as users write it.
     pub(super) fn path(&self) -> &PathBuf {
         &self.path
     }
@@ -122,7 +124,7 @@ impl Image {
         what: &'static str,
     ) -> Result<u64, DiskError> {
         let mut number = 0;
-        // SAFETY: the image is open, and there is a place for the number.
+        // SAFETY: the image is open, and the argument is a place for the number.
         self.result(unsafe { get(self.handle().raw(), &mut number) }, what)?;
         Ok(number)
     }
@@ -135,7 +137,8 @@ impl Image {
         })
     }
 
-    /// What tells it from all other images of all clusters, however it is called.
+    /// Returns a text that identifies the image among those of all clusters, however its address is
+    /// written.
     pub(super) fn identity(&self) -> Result<String, DiskError> {
         let pool = self.cluster.identity().map_err(self.unknown())?;
         let id = self.id(&self.handle())?;
@@ -143,9 +146,9 @@ impl Image {
         Ok(format!("{pool}/{namespace:?}/{id}@{snapshot:?}"))
     }
 
-    /// What tells the image that this handle is of from others of its pool and namespace.
+    /// Returns the ID of a handle's image, which is unique in its pool and namespace.
     fn id(&self, handle: &Handle) -> Result<String, DiskError> {
-        // SAFETY: the image is open, and there is room for so many bytes.
+        // SAFETY: the image is open, and the buffer has `len` bytes.
         let id = text(|base, len| unsafe { (self.library().rbd_get_id)(handle.raw(), base, len) });
         id.map_err(self.unknown())
     }
@@ -159,17 +162,17 @@ impl Image {
         }
     }
 
-    /// It does not change.
+    /// Returns whether the image is a snapshot, which never changes.
     pub(super) fn is_snapshot(&self) -> bool {
         self.address.snapshot.is_some()
     }
 
-    /// In bytes; it may not be a whole number of sectors.
+    /// Returns the image's size in bytes, which may not be a multiple of 512.
     pub(super) fn size(&self) -> Result<u64, DiskError> {
         self.number(self.library().rbd_get_size, "cannot read its size")
     }
 
-    /// Bytes that one object after the other gets: what the cluster takes best in one piece.
+    /// Returns the stripe unit in bytes: the length best written at a time.
     pub(super) fn stripe(&self) -> Result<u64, DiskError> {
         self.number(
             self.library().rbd_get_stripe_unit,
@@ -177,17 +180,17 @@ impl Image {
         )
     }
 
-    /// What requests may reach of so many bytes: of a disk whole sectors.
+    /// Returns how many of `size` bytes requests may access: whole sectors, unless the image grows.
     pub(super) fn reach(&self, size: u64) -> u64 {
         if self.grows { size } else { size & !511 }
     }
 
-    /// See [`Image::show`].
+    /// Returns the number of bytes that requests may access, see [`Image::show`].
     pub(super) fn shown(&self) -> u64 {
         self.shown.load(Ordering::Relaxed)
     }
 
-    /// Requests may reach so many bytes from now on.
+    /// Sets the number of bytes that requests may access.
     pub(super) fn show(&self, bytes: u64) {
         self.shown.store(bytes, Ordering::Relaxed);
     }
@@ -196,7 +199,7 @@ impl Image {
         self.features & FEATURE_EXCLUSIVE_LOCK != 0
     }
 
-    /// Blocking.
+    /// Flushes the image; blocking.
     pub(super) fn flush(&self) -> Result<(), DiskError> {
         // SAFETY: the image is open.
         self.result(
@@ -205,14 +208,14 @@ impl Image {
         )
     }
 
-    /// Nothing of it is known any more; blocking.
+    /// Drops the library's cache of the image; blocking.
     pub(super) fn forget(&self) -> Result<(), DiskError> {
         // SAFETY: the image is open.
         let result = unsafe { (self.library().rbd_invalidate_cache)(self.handle().raw()) };
         self.result(result, "cannot drop its cache")
     }
 
-    /// Blocking.
+    /// Resizes the image; blocking.
     pub(super) fn resize(&self, size: u64) -> Result<(), DiskError> {
         // SAFETY: the image is open.
         self.result(
@@ -221,8 +224,8 @@ impl Image {
         )
     }
 
-    /// The ranges that have data, in order, at most `most`; what lies between them is zeroes. The flag: there
-    /// are more. Blocking.
+    /// Returns the ranges that have data, at most `most` of them, and whether there are more. The
+    /// gaps between the ranges read as zeroes. Blocking.
     pub(super) fn data(
         &self,
         at: u64,
@@ -236,7 +239,7 @@ impl Image {
         };
         let argument = (&raw mut found).cast();
         let iterate = self.library().rbd_diff_iterate2;
-        // SAFETY: the image is open; the callback gets what it expects.
+        // SAFETY: the image is open; the callback receives the argument that it expects.
         match unsafe { iterate(self.handle().raw(), null(), at, len, 1, 1, add, argument) } {
             _ if found.is_full => Ok((found.ranges, true)),
             result => checked(result).map(|()| (found.ranges, false)),
@@ -258,20 +261,20 @@ impl ImageFile for Image {
         let (head, rest) = buf.split_at_mut(there);
         rest.fill(0);
         let base = head.as_mut_ptr().cast();
-        // SAFETY: the image is open, and there is room for so many bytes.
+        // SAFETY: the image is open, and the buffer has room for that many bytes.
         let read =
             unsafe { (self.library().rbd_read)(self.handle().raw(), offset, head.len(), base) };
         moved(read, head.len())
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        // The library would write as much as there is room for.
+        // The library would write only as many bytes as fit into the image.
         let end = offset.saturating_add(buf.len() as u64);
         if end > ImageFile::len(self)? {
             self.set_len(end)?;
         }
         let base = buf.as_ptr().cast();
-        // SAFETY: the image is open, and there are so many bytes.
+        // SAFETY: the image is open, and the buffer has that many bytes.
         let written =
             unsafe { (self.library().rbd_write)(self.handle().raw(), offset, buf.len(), base) };
         moved(written, buf.len())
@@ -279,7 +282,7 @@ impl ImageFile for Image {
 
     fn len(&self) -> io::Result<u64> {
         let mut len = 0;
-        // SAFETY: the image is open, and there is a place for the number.
+        // SAFETY: the image is open, and the argument is a place for the number.
         checked(unsafe { (self.library().rbd_get_size)(self.handle().raw(), &mut len) })?;
         Ok(len)
     }
@@ -291,7 +294,7 @@ impl ImageFile for Image {
                 false => Err(io::ErrorKind::StorageFull.into()),
             };
         }
-        // Nothing is in flight when it becomes shorter.
+        // Callers shorten the image only while nothing is in flight.
         // SAFETY: the image is open.
         checked(unsafe { (self.library().rbd_resize)(self.handle().raw(), len) })?;
         self.show(self.reach(len));
@@ -338,15 +341,15 @@ impl ImageFile for Image {
     }
 
     fn forget_cache(&self) {
-        // It is advice; nothing else could be done.
+        // The call is only advice, so its failure is ignored.
         let _ = self.forget();
     }
 }
 
-/// As far as one look for data goes.
+/// Maximum length in bytes of one search for data.
 const MAX_RUN: u64 = 4 << 30;
 
-/// What the library says of so many bytes.
+/// Checks the result of a read or write of `len` bytes.
 fn moved(result: isize, len: usize) -> io::Result<()> {
     match usize::try_from(result) {
         Ok(bytes) if bytes == len => Ok(()),
@@ -355,7 +358,7 @@ fn moved(result: isize, len: usize) -> io::Result<()> {
     }
 }
 
-/// Ranges of data.
+/// Collects the ranges of data that an iteration reports.
 struct Found {
     ranges: Vec<(u64, u64)>,
     most: usize,
@@ -363,12 +366,13 @@ struct Found {
 }
 
 unsafe extern "C" fn add(at: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int {
-    // SAFETY: the argument that the iteration was started with, which nobody else uses meanwhile.
+    // SAFETY: this is the argument with which the iteration was started; nothing else uses it
+    // meanwhile.
     let found = unsafe { &mut *argument.cast::<Found>() };
     if exists == 0 {
         return 0;
     }
-    // One object comes after the other.
+    // Merges adjacent ranges, which are reported object by object.
     if let Some((start, before)) = found.ranges.last_mut()
         && *start + *before == at
     {

@@ -1,5 +1,5 @@
-//! What the library does only for whoever waits, which a thread does: telling where an image has data, and
-//! making it longer.
+//! A thread for operations that the library offers only as blocking calls: finding where an image
+//! has data, and lengthening it.
 
 use super::ended::{Found, Operation};
 use super::image::Image;
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
-/// As far as one answer goes: so many objects may have to be asked for.
+/// Maximum length in bytes of one answer, which limits the number of objects to query.
 const MAX_LEN: u64 = 4 << 30;
-/// And so many ranges of data.
+/// Maximum number of data ranges in one answer.
 const MAX_RANGES: usize = 4096;
 
-/// What is wanted, and whose it is.
+/// A question, and the operation that waits for its answer.
 struct Question {
     operation: *const Operation,
     what: What,
@@ -23,16 +23,16 @@ struct Question {
 
 #[derive(Clone, Copy)]
 pub(super) enum What {
-    /// Where there is data, from a place on, in so many bytes.
+    /// Find the data in a range: its start and length in bytes.
     Status(u64, u64),
-    /// That the image has so many bytes at least.
+    /// Make the image at least so many bytes long.
     Len(u64),
 }
 
-// SAFETY: the operation is in flight, and the thread that has the question ends it.
+// SAFETY: the operation is in flight, and the thread that receives the question ends it.
 unsafe impl Send for Question {}
 
-/// A thread that asks; it ends when this is dropped.
+/// The thread that asks the library. It ends when this value is dropped.
 pub(super) struct Inquirer {
     questions: Option<Sender<Question>>,
     thread: Option<JoinHandle<()>>,
@@ -51,10 +51,11 @@ impl Inquirer {
         })
     }
 
-    /// Ends the operation once it knows; an error: there is nobody to ask.
+    /// Sends a question to the thread, which ends the operation with the answer. Fails if the
+    /// thread has ended.
     ///
     /// # Safety
-    /// The operation lives until it is taken.
+    /// The operation lives until its completion is taken.
     pub(super) unsafe fn ask(&self, operation: *const Operation, what: What) -> Result<(), i32> {
         let questions = self.questions.as_ref().ok_or(libc::EIO)?;
         let question = Question { operation, what };
@@ -82,7 +83,7 @@ fn answer(image: &Image, asked: &Receiver<Question>) {
             Ok(()) => 0,
             Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
         };
-        // SAFETY: likewise.
+        // SAFETY: the operation is in flight and is ended once.
         unsafe { Operation::end(operation, result) };
     }
 }
@@ -95,7 +96,7 @@ fn lengthen(image: &Image, len: u64) -> io::Result<()> {
 }
 
 fn find(image: &Image, at: u64, len: u64) -> io::Result<Found> {
-    // Nothing is behind its end.
+    // Nothing exists beyond the image's end.
     let there = len.min(ImageFile::len(image)?.saturating_sub(at));
     let (mut data, is_cut) = match there {
         0 => (Vec::new(), false),

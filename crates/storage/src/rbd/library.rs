@@ -1,13 +1,13 @@
-//! Ceph's library, as far as a disk needs it: found and loaded when the first disk of this kind is opened, so
-//! that whoever has none need not have it either. Its C interface is stable: see rbd/librbd.h and
-//! rados/librados.h.
+//! The functions of Ceph's library that a disk needs. The library is loaded when the first disk of
+//! this kind is opened, so that hosts without such disks need not have it installed. Its C
+//! interface is stable: see rbd/librbd.h and rados/librados.h.
 
 use fathom_units::cause;
 use libc::{c_char, c_int, c_void, iovec, size_t, ssize_t};
 use libloading::os::unix::Library as Loaded;
 use std::sync::OnceLock;
 
-/// librbd brings librados, whose functions are found by it, too.
+/// librbd loads librados, whose functions are found through it, too.
 const FILE: &str = "librbd.so.1";
 
 pub(super) type Cluster = *mut c_void;
@@ -15,11 +15,11 @@ pub(super) type Pool = *mut c_void;
 pub(super) type ImageHandle = *mut c_void;
 pub(super) type Completion = *mut c_void;
 
-/// Of a completion, whose argument comes second.
+/// Callback of a completion; its second argument is the completion's own.
 pub(super) type Ended = unsafe extern "C" fn(Completion, *mut c_void);
-/// The image's header has changed.
+/// Callback for a change of the image's header.
 pub(super) type Changed = unsafe extern "C" fn(*mut c_void);
-/// A range, and whether there is something in it.
+/// Callback for a range and whether it has data.
 pub(super) type Extent = unsafe extern "C" fn(u64, size_t, c_int, *mut c_void) -> c_int;
 
 /// rbd_lock_mode_t
@@ -29,7 +29,7 @@ pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// rbd_write_zeroes_flags_t
 pub(super) const ZEROES_STAY_ALLOCATED: c_int = 1;
 
-/// rbd_image_watcher_t: who has an image open for writing.
+/// rbd_image_watcher_t: a client that has an image open for writing.
 #[repr(C)]
 #[derive(Clone)]
 pub(super) struct Watcher {
@@ -38,12 +38,12 @@ pub(super) struct Watcher {
     pub(super) cookie: u64,
 }
 
-/// Declares the functions, and how to find all of them.
+/// Declares the functions and a constructor that looks them all up.
 macro_rules! functions {
     ($($name:ident($($type:ty),*) $(-> $result:ty)?;)*) => {
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
-            /// What they are in.
+            /// The library that contains the functions.
             _loaded: Loaded,
         }
 
@@ -114,13 +114,13 @@ functions! {
     rbd_aio_flush(ImageHandle, Completion) -> c_int;
 }
 
-/// The library; once found it stays. The error is one line that says what to do.
+/// Returns the library, loading it at the first call. The error is one line that says what to do.
 pub(super) fn library() -> Result<&'static Library, String> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     if let Some(library) = LIBRARY.get() {
         return Ok(library);
     }
-    // SAFETY: what the library does when it is loaded is what every user of Ceph has done.
+    // SAFETY: the library's initializers are those that every program with Ceph runs.
     let loaded = unsafe { Loaded::new(FILE) }.map_err(|error| {
         format!(
             "cannot load Ceph's library ({}); install it (Debian: librbd1)",

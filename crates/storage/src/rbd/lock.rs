@@ -8,32 +8,33 @@ use std::borrow::Cow;
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 
-/// Who has an image locked.
+/// Owner of an image's lock.
 enum Locker {
-    /// A client that uses it, by its address.
+    /// A client that uses the image, by its address.
     Client(String),
-    /// Somebody who wants it left alone, by `rbd lock add`.
+    /// An administrator who locked the image with `rbd lock add`.
     Hand,
 }
 
-/// Longer than what is said of the one client that has the lock.
+/// Size in bytes of each text buffer for one lock owner; more than any client needs.
 const MOST_TEXT: usize = 1024;
-/// More clients than any image has.
+/// Maximum number of watchers to list; more than any image has.
 const MOST_WATCHERS: usize = 256;
-/// Of a lock that the library takes for whoever writes.
+/// Tag of a lock that the library acquires for a writer.
 const OWN_TAG: &str = "internal";
 
-/// Of texts that end with a zero byte each.
+/// Returns the first of several zero-terminated texts.
 fn first(texts: &[u8]) -> Cow<'_, str> {
     let first = CStr::from_bytes_until_nul(texts).unwrap_or_default();
     first.to_string_lossy()
 }
 
 impl Image {
-    /// From now on only this client writes it; blocking. One that is dead is shut out of the cluster first,
-    /// which takes as long as the cluster needs to see that.
+    /// Acquires the exclusive lock, so that only this client can write the image; blocking. A dead
+    /// lock owner is blocklisted first, which takes as long as the cluster needs to detect it.
     pub(super) fn lock(&self) -> Result<(), DiskError> {
-        // (The library would ask one that is alive to let go of it, and QEMU does.)
+        // Live owners are refused here: the library would ask them to release the lock, and QEMU
+        // does release it.
         self.refuse(self.owner()?, "")?;
         // SAFETY: the image is open.
         let locked =
@@ -46,8 +47,8 @@ impl Image {
         }
     }
 
-    /// Fails if a client that is alive had it locked when it was opened by that handle; blocking. `advice`: what to do about
-    /// it.
+    /// Fails if a live client had locked the image when `handle` was opened; blocking. `advice` is
+    /// appended to the error.
     pub(super) fn refuse_locked(&self, handle: &Handle, advice: &str) -> Result<(), DiskError> {
         self.refuse(self.locker(handle)?, advice)
     }
@@ -66,7 +67,7 @@ impl Image {
         Err(self.unusable(problem + advice))
     }
 
-    /// Whether the client of that address is alive, or was until half a minute ago.
+    /// Returns whether the client with that address is alive, or was until half a minute ago.
     fn is_watched_by(&self, address: &str) -> Result<bool, DiskError> {
         let library = self.library();
         let none = Watcher {
@@ -77,31 +78,31 @@ impl Image {
         let mut watchers = vec![none; MOST_WATCHERS];
         let mut count = watchers.len();
         let list = library.rbd_watchers_list;
-        // SAFETY: the image is open, and there is room for so many.
+        // SAFETY: the image is open, and the buffer has room for `count` watchers.
         let listed = unsafe { list(self.handle().raw(), watchers.as_mut_ptr(), &mut count) };
         if listed == -libc::ERANGE {
-            // So many are not all dead.
+            // With so many watchers, at least one client is probably alive.
             return Ok(true);
         }
         self.result(listed, "cannot read the image's watchers")?;
         let is_it = |watcher: &Watcher| {
-            // SAFETY: the library has left a string in each.
+            // SAFETY: the library has stored a string in each watcher.
             let other = unsafe { CStr::from_ptr(watcher.address) };
             other.to_bytes() == address.as_bytes()
         };
         let found = watchers.iter().take(count).any(is_it);
-        // SAFETY: they are given back once.
+        // SAFETY: the watchers are freed once.
         unsafe { (library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
         Ok(found)
     }
 
-    /// Who has it locked, or had it when that client died, as the cluster has it now; of an image that is open for writing,
-    /// with such a lock.
+    /// Returns the present lock owner in the cluster, alive or dead. The image must be open for
+    /// writing and have the exclusive-lock feature.
     fn owner(&self) -> Result<Option<Locker>, DiskError> {
         let (library, mut mode) = (self.library(), 0);
         let (mut owners, mut count) = ([null_mut(); 1], 1);
         let get = library.rbd_lock_get_owners;
-        // SAFETY: the image is open; places for a number, and for so many strings.
+        // SAFETY: the image is open; the arguments are places for a number and for `count` strings.
         let got = unsafe {
             get(
                 self.handle().raw(),
@@ -112,32 +113,33 @@ impl Image {
         };
         match -got {
             libc::ENOENT => return Ok(None),
-            // By something else than the library.
+            // The lock was not taken by the library.
             libc::EBUSY | libc::ERANGE => return Ok(Some(Locker::Hand)),
             _ => self.result(got, "cannot read the image's locks")?,
         }
         if count == 0 {
             return Ok(None);
         }
-        // SAFETY: the library has left a string there.
+        // SAFETY: the library has stored a string there.
         let address = unsafe { CStr::from_ptr(owners[0]) };
         let address = address.to_string_lossy().into_owned();
-        // SAFETY: it is given back once.
+        // SAFETY: the strings are freed once.
         unsafe { (library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
         Ok(Some(Locker::Client(address)))
     }
 
-    /// Likewise, of an image that is only read: as it was when it was opened by that handle.
+    /// Returns the lock owner of a read-only image, as of the time when `handle` was opened.
     fn locker(&self, handle: &Handle) -> Result<Option<Locker>, DiskError> {
         let mut exclusive = 0;
-        // Of the lock, and of those who have it: their names, their cookies, and their addresses.
+        // The lock's tag, and its owners' names, cookies and addresses.
         let mut texts = [[0_u8; MOST_TEXT]; 4];
         let mut lens = [MOST_TEXT; 4];
         let [tag, names, cookies, addresses] =
             texts.each_mut().map(|text| text.as_mut_ptr().cast());
         let [tag_len, names_len, cookies_len, addresses_len] = lens.each_mut();
         let list = self.library().rbd_list_lockers;
-        // SAFETY: the image is open; places for a number and for four texts of so many bytes.
+        // SAFETY: the image is open; the arguments are places for a number and for four texts of
+        // the given lengths.
         let listed = unsafe {
             list(
                 handle.raw(),
@@ -153,7 +155,7 @@ impl Image {
             )
         };
         if listed == -(libc::ERANGE as isize) {
-            // More than one: the library's own lock has one owner.
+            // The texts of several owners: not the library's own lock, which has one owner.
             return Ok(Some(Locker::Hand));
         }
         self.result(listed as c_int, "cannot read the image's locks")?;
@@ -165,7 +167,7 @@ impl Image {
         })
     }
 
-    /// Somebody else may have it; blocking.
+    /// Releases the exclusive lock, so that other clients can acquire it; blocking.
     pub(super) fn unlock(&self) -> Result<(), DiskError> {
         // SAFETY: the image is open.
         let result = unsafe { (self.library().rbd_lock_release)(self.handle().raw()) };

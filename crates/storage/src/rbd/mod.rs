@@ -1,16 +1,19 @@
 //! A disk that is an image on a Ceph cluster (RBD).
 //!
-//! Ceph's own library does all that is Ceph's; it is loaded when the first such disk is opened.
+//! Ceph's own library does the work; it is loaded when the first such disk is opened.
 //!
-//! - `address` is how an image is written, `library` the functions of librbd, `cluster`, `image` and its `handle`
-//!   what is open, and `disk` what is served of it;
-//! - `channel` is one worker's way to it: it gives requests to the library as they are, whose threads put
-//!   what has `ended` into a list, and wake the worker by an eventfd;
-//! - `lock` is how others are kept from an image that is in use;
-//! - `inquirer` is a thread for block status, which the library tells only to whoever waits.
+//! - `address` is the syntax of an image's address, and `library` has the functions of librbd.
+//!   `cluster`, `image` and its `handle` are the open objects, and `disk` serves the image;
+//! - `channel` is one worker's access to the image. It passes requests unchanged to the library.
+//!   The library's threads add the operations that have `ended` to a list and wake the worker by an
+//!   eventfd;
+//! - `lock` keeps other clients from an image that is in use;
+//! - `inquirer` is a thread for block status and growth, for which the library has only blocking
+//!   calls.
 //!
-//! While a disk that can be written is in use it has the image's exclusive lock: nobody else gets it who does
-//! not break it. Who has been shut out by such a one fails all requests.
+//! While a writable disk is in use, it holds the image's exclusive lock: no other client can write
+//! the image without breaking the lock. If another client breaks the lock, all requests of the disk
+//! fail.
 
 mod address;
 mod channel;
@@ -27,8 +30,8 @@ mod shared;
 
 pub use disk::RbdDisk;
 
-/// Loads the library, for a process that may soon load nothing any more. The error is one line that says what to
-/// do.
+/// Loads the library, for a process that will soon be unable to load libraries. The error is one
+/// line that says what to do.
 pub fn prepare() -> Result<(), String> {
     library::library().map(drop)
 }

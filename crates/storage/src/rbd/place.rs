@@ -61,13 +61,14 @@ impl Place for Address {
             .map_err(self.failed("cannot remove the image"))
     }
 
-    /// The keyring is there, too, in most cases.
+    /// The directory usually holds the keyring, too.
     fn settings_dir(&self) -> Option<&Path> {
         Path::new(self.conf.as_deref()?).parent()
     }
 
-    /// Images name others by what is before the options, and only those of their own pool and namespace: a
-    /// stranger may have made them.
+    /// Images may name other images only without options, and only in their own pool and namespace,
+    /// because an untrusted party may have written the name. The other image is opened with the
+    /// same options.
     fn beside(&self, name: &str) -> Option<Arc<dyn Place>> {
         let named = Address::parse(name).ok()?;
         let is_near = named.pool == self.pool && named.namespace == self.namespace;

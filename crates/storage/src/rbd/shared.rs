@@ -1,4 +1,4 @@
-//! What the disk and all its channels know.
+//! State shared by the disk and all its channels.
 
 use super::image::Image;
 use super::inquirer::Inquirer;
@@ -6,11 +6,11 @@ use fathom_core::SizeWatch;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Who wants to hear that the image has another size, by others' doing.
+/// Notifies the disk's owner that another client has changed the image's size.
 #[derive(Default)]
 pub(super) struct SizeWatcher {
     watch: OnceLock<SizeWatch>,
-    /// It has heard of it, and not looked since.
+    /// Whether the owner was notified and has not looked since.
     is_told: AtomicBool,
 }
 
@@ -19,7 +19,7 @@ impl SizeWatcher {
         let _ = self.watch.set(watch);
     }
 
-    /// The image has changed in some way.
+    /// Notifies the owner, unless it has not looked since the last notification.
     pub(super) fn tell(&self) {
         if let Some(watch) = self.watch.get()
             && !self.is_told.swap(true, Ordering::SeqCst)
@@ -28,7 +28,7 @@ impl SizeWatcher {
         }
     }
 
-    /// It looks now.
+    /// Records that the owner looks at the size now.
     pub(super) fn looks(&self) {
         self.is_told.store(false, Ordering::SeqCst);
     }
@@ -38,7 +38,7 @@ pub(super) struct Shared {
     pub(super) image: Arc<Image>,
     pub(super) inquirer: Inquirer,
     pub(super) read_only: bool,
-    /// Completed writes may be in this process's memory only.
+    /// Whether completed writes may be in this process's memory only.
     pub(super) caches: bool,
     is_shut_out: AtomicBool,
 }
@@ -67,9 +67,9 @@ impl Shared {
         self.image.show(size);
     }
 
-    /// A request has.
+    /// Handles a failed request: logs once if the client was blocklisted.
     pub(super) fn has_failed(&self, errno: i32) {
-        // What Ceph calls EBLOCKLISTED.
+        // Ceph's EBLOCKLISTED is ESHUTDOWN.
         if errno == libc::ESHUTDOWN && !self.is_shut_out.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 "{}: another client broke the lock of this server and excluded it from the \
