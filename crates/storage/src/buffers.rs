@@ -167,12 +167,12 @@ mod tests {
             }).collect();
             let mut buffer = vec![0u8; len];
             let whole = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: len };
-            // SAFETY: both are valid and apart.
+            // SAFETY: both are valid and do not overlap.
             unsafe { copy(whole, &segments, skip as u64, Direction::FromSegments) };
             prop_assert_eq!(&buffer[..], &guest[skip..skip + len]);
             buffer.fill(0xee);
             let whole = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: len };
-            // SAFETY: both are valid and apart.
+            // SAFETY: both are valid and do not overlap.
             unsafe { copy(whole, &segments, skip as u64, Direction::ToSegments) };
             for (i, byte) in guest.iter().enumerate() {
                 let inside = (skip..skip + len).contains(&i);

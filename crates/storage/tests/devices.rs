@@ -1,5 +1,4 @@
-//! Real block devices and a full file system; these need root for loop
-//! devices and mounts.
+//! Tests on real block devices and a full file system. They need root, for loop devices and mounts.
 
 mod common;
 
@@ -30,7 +29,7 @@ fn run(program: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// A loop device, detached when dropped.
+/// A loop device, detached when this value is dropped.
 struct Loop {
     device: PathBuf,
     image: NamedTempFile,
@@ -174,7 +173,7 @@ fn device_discards_reach_the_device() {
             iov: std::ptr::null(),
             iov_len: 0,
         };
-        // SAFETY: it names no memory.
+        // SAFETY: the operation uses no memory.
         unsafe { engine.push(discard, Token::request(RequestId(1), 0)) };
         let mut out = Vec::new();
         while out.is_empty() {
@@ -188,7 +187,7 @@ fn device_discards_reach_the_device() {
     }
 }
 
-/// A small file system, unmounted when dropped.
+/// A small file system, unmounted when this value is dropped.
 struct Mount {
     folder: TempDir,
     _image: NamedTempFile,
@@ -216,8 +215,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Another test may be starting a program, which has this process's
-        // files until it runs.
+        // Another test may be starting a program, which has this process's files open until it
+        // executes.
         let folder = self.folder.path().to_string_lossy();
         run("umount", &["--lazy", &folder]);
     }
@@ -258,8 +257,8 @@ fn a_full_file_system_fails_writes_and_serves_on() {
     }
 }
 
-/// Whether flushes fail by the file itself, and by two files that it was opened for once more, after more was written to it
-/// than there is room for.
+/// Writes more to a file than the device has room for. Returns whether flushes then fail through
+/// the file itself, and through two further opens of it.
 fn are_losses_reported(path: &Path) -> Vec<bool> {
     let file = OpenOptions::new().read(true).write(true).open(path);
     let file = file.expect("opened");
@@ -272,7 +271,7 @@ fn are_losses_reported(path: &Path) -> Vec<bool> {
     all.iter().map(|file| file.sync_data().is_err()).collect()
 }
 
-/// Workers of a disk flush by files of their own because of this.
+/// Each worker of a disk flushes through its own open file because of this behaviour.
 #[test]
 #[ignore = "needs root: loop devices"]
 fn kernel_reports_lost_writes_to_each_open_file() {

@@ -1,4 +1,4 @@
-//! What every engine promises to a worker.
+//! Tests the contract of every engine with its worker.
 
 #[path = "engines/sockets.rs"]
 mod sockets;
@@ -14,8 +14,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 
-/// Each on a thread of its own: a ring that is being torn down interrupts
-/// the system calls of its thread.
+/// Runs the test with each engine, on a thread of its own: destroying a ring interrupts the system
+/// calls of its thread.
 fn each(test: impl Fn(Box<dyn Engine>) + Sync) {
     for kind in EngineKind::ALL {
         let body = || {
@@ -64,7 +64,7 @@ fn iov(bytes: &mut [u8]) -> iovec {
     }
 }
 
-/// Submit until `n` completions have come.
+/// Submits until `n` completions have arrived.
 fn reap(engine: &mut dyn Engine, n: usize) -> Vec<Completion> {
     let mut out = Vec::new();
     while out.len() < n {
@@ -83,7 +83,7 @@ fn nothing_more(engine: &mut dyn Engine) {
 }
 
 /// # Safety
-/// As for [`Engine::push`]; waits for the completion.
+/// As for [`Engine::push`]. The function waits for the completion.
 unsafe fn run(engine: &mut dyn Engine, io: Io) -> i32 {
     // SAFETY: as required of the caller.
     unsafe { engine.push(io, token(7)) };
@@ -149,7 +149,7 @@ fn what_fails_is_a_result() {
             iov_base: 8 as *mut libc::c_void,
             iov_len: 512,
         }];
-        // SAFETY: the kernel checks addresses; nobody else uses this one.
+        // SAFETY: the kernel checks addresses, and nothing else uses this one.
         let n = unsafe { run(engine, io(IoKind::Read, id, 0, &nowhere)) };
         assert_eq!(n, -libc::EFAULT);
     });
@@ -173,7 +173,7 @@ fn device_discards_are_for_devices() {
             // SAFETY: `run` waits for the completion.
             assert_eq!(unsafe { run(engine, discard) }, -libc::ENOTTY);
         }
-        // What does the discards does not keep the rest from being seen.
+        // The threads that run discards must not hide other events.
         engine
             .watch(event.as_raw_fd(), Token::MAILBOX)
             .expect("watched");
@@ -194,7 +194,7 @@ fn any_number_of_operations_completes_once_each() {
         let mut bytes = vec![0; 512];
         let one = [iov(&mut bytes)];
         for n in 0..OPERATIONS {
-            // SAFETY: all are waited for; racing reads of zeroes give zeroes.
+            // SAFETY: all operations are waited for; racing reads of zeroes give zeroes.
             unsafe {
                 engine.push(
                     io(IoKind::Read, id, u64::from(n % 2048) * 512, &one),
@@ -252,7 +252,7 @@ fn kicks_are_seen_while_requests_keep_coming() {
         let one = [iov(&mut bytes)];
         let mut out = Vec::new();
         let kicked = (0..1000).any(|n| {
-            // SAFETY: all are waited for.
+            // SAFETY: all operations are waited for.
             unsafe { engine.push(io(IoKind::Read, id, 0, &one), token(n)) };
             while !out.iter().any(|c: &Completion| c.token == token(n)) {
                 engine.submit(Wait::No, &mut out).expect("submitted");
@@ -293,7 +293,7 @@ fn dropping_an_engine_waits_for_its_operations() {
     each(|mut engine| {
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
         file.as_file().set_len(64 << 20).expect("sized");
-        // Linux AIO has done buffered I/O when it was submitted.
+        // Linux AIO completes buffered I/O during submission.
         let direct = File::options()
             .write(true)
             .custom_flags(libc::O_DIRECT)
@@ -356,7 +356,7 @@ fn a_larger_ring_keeps_files_and_watches() {
     });
 }
 
-/// KiB that this process has pinned.
+/// Amount of memory in KiB that this process has pinned.
 fn pinned() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
     let line = status.lines().find(|line| line.starts_with("VmPin:"));
@@ -364,9 +364,8 @@ fn pinned() -> u64 {
     kib.and_then(|kib| kib.parse().ok()).expect("VmPin")
 }
 
-/// The kernel pins what was asked for while somebody uses it, and I/O to and
-/// from such memory, in one segment or many or partly outside, moves the
-/// right bytes. (No other test of this program pins memory.)
+/// The kernel pins registered memory while a user needs it. I/O with such memory moves the right
+/// bytes, in one segment or several, or partly outside. No other test of this program pins memory.
 #[test]
 fn registered_memory_is_pinned_and_serves_io() {
     const LEN: usize = 1 << 20;
@@ -385,9 +384,9 @@ fn registered_memory_is_pinned_and_serves_io() {
         },
     ];
     let before = pinned();
-    // SAFETY: removed below, before the memory goes.
+    // SAFETY: the buffers are removed below, before the memory is freed.
     unsafe { engine.add_memory(&buffers) };
-    // SAFETY: likewise.
+    // SAFETY: the buffers are removed below, before the memory is freed.
     unsafe { engine.add_memory(&buffers) };
     assert!(
         pinned() >= before + (LEN >> 10) as u64,
@@ -428,11 +427,11 @@ fn registered_memory_is_pinned_and_serves_io() {
             assert_eq!(written, len as i32);
             let mut expected = Vec::new();
             for v in segments {
-                // SAFETY: a segment of the vectors above, which nobody writes to now.
+                // SAFETY: a segment of the vectors above, which nothing writes to now.
                 expected.extend_from_slice(unsafe {
                     std::slice::from_raw_parts(v.iov_base.cast::<u8>(), v.iov_len)
                 });
-                // SAFETY: likewise; read back below.
+                // SAFETY: a segment of the vectors above; it is read back below.
                 unsafe { std::ptr::write_bytes(v.iov_base.cast::<u8>(), 0xee, v.iov_len) };
             }
             let mut on_disk = vec![0; len];
@@ -441,7 +440,7 @@ fn registered_memory_is_pinned_and_serves_io() {
             // SAFETY: the segments outlive the operation.
             let read = unsafe { run(&mut *engine, io(IoKind::Read, id, 512, segments)) };
             assert_eq!(read, len as i32);
-            // SAFETY: as above.
+            // SAFETY: a segment of the vectors above, which nothing writes to now.
             let parts = segments
                 .iter()
                 .map(|v| unsafe { std::slice::from_raw_parts(v.iov_base.cast::<u8>(), v.iov_len) });
@@ -452,7 +451,7 @@ fn registered_memory_is_pinned_and_serves_io() {
             engine.remove_memory(&buffers);
         }
     }
-    // The smaller ring's share goes when the kernel has torn it down.
+    // The smaller ring's share is unpinned when the kernel has destroyed that ring.
     fathom_testing::until("unpinned memory", || pinned() <= before);
 }
 
@@ -464,7 +463,7 @@ fn names_go_both_ways() {
     assert!("aio".parse::<EngineKind>().is_err());
 }
 
-/// Refuse io_uring_setup(2) to this thread, as containers do.
+/// Makes io_uring_setup(2) fail for this thread, as containers do.
 fn forbid_io_uring() {
     let instruction = |code: u32, jt, jf, k| libc::sock_filter {
         code: code as u16,
@@ -475,7 +474,7 @@ fn forbid_io_uring() {
     let eperm = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     let setup = libc::SYS_io_uring_setup as u32;
     let mut filter = [
-        // The system call's number is the first field of seccomp_data.
+        // The number of the system call is the first field of seccomp_data.
         instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, setup),
         instruction(libc::BPF_RET | libc::BPF_K, 0, 0, eperm),
@@ -485,8 +484,7 @@ fn forbid_io_uring() {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
     };
-    // SAFETY: the program is valid during the calls, which concern this
-    // thread only.
+    // SAFETY: the program is valid during the calls, which affect only this thread.
     let done = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0

@@ -1,5 +1,4 @@
-//! What a disk has to say in the log. A program of its own: the log is one for
-//! all of a process.
+//! Tests log messages of disks, in a program of their own: the log belongs to the whole process.
 
 mod common;
 
@@ -10,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tempfile::NamedTempFile;
 
-/// Collects the lines.
+/// Collects log lines.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -35,7 +34,7 @@ impl Log {
         log
     }
 
-    /// The lines about a file since the last call.
+    /// Returns the lines about a file since the last call.
     fn take(&self, path: &Path) -> Vec<String> {
         let bytes = std::mem::take(&mut *self.0.lock().expect("log"));
         let text = String::from_utf8(bytes).expect("UTF-8");
@@ -47,7 +46,7 @@ impl Log {
 #[test]
 fn a_truncated_file_is_told_once_with_both_sizes() {
     let log = Log::install();
-    // One whose data lies in memory, and one whose does not.
+    // A file on tmpfs, and one on a disk file system.
     for folder in ["/dev/shm", env!("CARGO_TARGET_TMPDIR")] {
         for (kind, cache) in [
             (EngineKind::IoUring, Cache::None),

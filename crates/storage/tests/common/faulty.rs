@@ -1,5 +1,5 @@
-//! An engine that does what real ones do rarely: short results, interrupted
-//! calls, errors, late completions, another order.
+//! An engine that injects rare events: short results, interrupted calls, errors, late completions,
+//! another order.
 
 use fathom_core::{Completion, Engine, FileId, Io, IoKind, Token, Wait};
 use libc::iovec;
@@ -9,18 +9,18 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How often, in percent of the operations.
+/// Frequencies of the faults, in percent of the operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub short: u64,
     pub interrupted: u64,
     pub failed: u64,
     pub delayed: u64,
-    /// Short results are multiples of this.
+    /// Granularity of short results in bytes.
     pub unit: u64,
 }
 
-/// How many operations were failed for good.
+/// Number of operations that were failed permanently.
 #[derive(Default)]
 pub struct Injected(AtomicUsize);
 
@@ -30,7 +30,7 @@ impl Injected {
     }
 }
 
-/// An operation, with its own copy of its iovecs.
+/// A delayed operation, with its own copy of its iovecs.
 struct Held {
     io: Io,
     iov: Box<[iovec]>,
@@ -65,7 +65,7 @@ impl Faulty {
         }
     }
 
-    /// xorshift64*
+    /// Returns a random number below `below`, by xorshift64*.
     fn random(&mut self, below: u64) -> u64 {
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;
@@ -90,12 +90,12 @@ impl Faulty {
         io.iov_len = iov.len() as u32;
         let before = self.in_flight.insert(token.to_u64(), iov);
         assert!(before.is_none(), "two operations with one token");
-        // SAFETY: the iovecs are kept until the completion; the memory is as
-        // the caller of `push` promised.
+        // SAFETY: the iovecs are kept until the completion; the memory is valid as the caller of
+        // `push` promised.
         unsafe { self.inner.push(io, token) };
     }
 
-    /// Start what was held back, or some of it, in any order.
+    /// Starts all, or some, of the delayed operations, in random order.
     fn release(&mut self, all: bool) {
         for _ in 0..self.held.len() {
             let index = self.random(self.held.len() as u64) as usize;
@@ -107,7 +107,7 @@ impl Faulty {
     }
 }
 
-/// The first `len` bytes.
+/// Returns the iovecs of the first `len` bytes.
 fn cut(iov: &[iovec], mut len: u64) -> Box<[iovec]> {
     let mut out = Vec::new();
     for segment in iov {
@@ -150,7 +150,7 @@ impl Engine for Faulty {
             return self.answer(token, libc::EINTR);
         }
         let iov: &[iovec] = match io.kind {
-            // SAFETY: valid, as the caller promises.
+            // SAFETY: valid, as required of the caller.
             IoKind::Read | IoKind::Write { .. } => unsafe {
                 std::slice::from_raw_parts(io.iov, io.iov_len as usize)
             },

@@ -1,4 +1,4 @@
-//! A guest made of requests: drives real workers on a disk.
+//! A simulated guest, which submits requests to real workers on a disk.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Memory of the guest: plain bytes behind raw pointers.
+/// Memory of the guest: plain bytes, accessed through raw pointers.
 pub struct Memory {
     bytes: Vec<u8>,
 }
@@ -40,7 +40,7 @@ impl Memory {
     }
 }
 
-/// What the guest asks for. Its memory belongs to it until it is answered.
+/// A request of the guest. Its memory belongs to the worker until the reply.
 pub struct Ask {
     pub op: Op,
     pub offset: u64,
@@ -48,7 +48,7 @@ pub struct Ask {
     pub fua: bool,
     pub unmap: bool,
     pub memory: Memory,
-    /// (start, length) in `memory`.
+    /// Start and length in `memory` of each segment.
     pub segments: Vec<(usize, usize)>,
 }
 
@@ -65,12 +65,12 @@ impl Ask {
         }
     }
 
-    /// A read into one aligned buffer.
+    /// Makes a read into one aligned buffer.
     pub fn read(offset: u64, len: u64) -> Ask {
         Ask::new(Op::Read, offset, len).aligned(vec![0xa5; len as usize])
     }
 
-    /// A write from one aligned buffer.
+    /// Makes a write from one aligned buffer.
     pub fn write(offset: u64, data: &[u8]) -> Ask {
         Ask::new(Op::Write, offset, data.len() as u64).aligned(data.to_vec())
     }
@@ -85,7 +85,7 @@ impl Ask {
         self
     }
 
-    /// The bytes that the segments name.
+    /// Returns the bytes of the segments.
     pub fn data(&self) -> Vec<u8> {
         let part = |&(start, len): &(usize, usize)| &self.memory.bytes[start..start + len];
         self.segments.iter().flat_map(part).copied().collect()
@@ -108,8 +108,8 @@ struct Request0 {
     segments: Vec<iovec>,
 }
 
-// SAFETY: the segments point into an Ask that its guest keeps until the
-// answer; only the worker uses them meanwhile.
+// SAFETY: the segments point into an Ask that its guest keeps until the reply; only the worker uses
+// them meanwhile.
 unsafe impl Send for Request0 {}
 
 struct Port {
@@ -186,13 +186,13 @@ impl Source for TestSource {
     }
 }
 
-/// A request that was asked and not yet waited for.
+/// A request that was submitted and not yet waited for.
 pub struct Asked {
     tag: u16,
     pub ask: Ask,
 }
 
-/// One worker with one queue on a disk.
+/// A guest with one worker and one queue on a disk.
 pub struct Guest {
     worker: WorkerHandle,
     source: SourceId,
@@ -200,7 +200,7 @@ pub struct Guest {
     next_tag: u16,
 }
 
-/// Requests in flight at most.
+/// Maximum number of requests in flight.
 pub const DEPTH: usize = 64;
 
 impl Guest {
@@ -233,7 +233,7 @@ impl Guest {
         }
     }
 
-    /// Make a request available, without a kick.
+    /// Makes a request available to the worker, without a kick.
     pub fn queue(&mut self, mut ask: Ask) -> Asked {
         let tag = self.next_tag;
         self.next_tag = self.next_tag.wrapping_add(1);
@@ -265,7 +265,7 @@ impl Guest {
         asked
     }
 
-    /// Wait for the answer: the errno, or 0, and the request's memory.
+    /// Waits for the reply. Returns the errno, or 0, and the request with its memory.
     pub fn wait(&self, asked: Asked) -> (i32, Ask) {
         let ring = self.port.ring.lock().expect("ring");
         let missing = |ring: &mut Ring| !ring.answered.contains_key(&asked.tag);
@@ -304,7 +304,7 @@ impl Guest {
         &self.worker
     }
 
-    /// Nothing is in flight any more.
+    /// Detaches the guest. Nothing must be in flight.
     pub fn detach(self) {
         drop(self.worker.detach(self.source));
     }

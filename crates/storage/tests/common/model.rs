@@ -1,5 +1,4 @@
-//! What a disk should contain: a model kept beside the disk, sector by
-//! sector, and random requests that are checked against it.
+//! A model of a disk's content, sector by sector, and random requests that are checked against it.
 
 use super::{Ask, Guest, Memory};
 use fathom_core::Op;
@@ -7,13 +6,13 @@ use proptest::prelude::*;
 
 pub const SECTOR: u64 = 512;
 
-/// What a sector may contain.
+/// Possible content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     Stamp(u64),
-    /// It was discarded.
+    /// The sector was discarded: zeroes, or the former stamp.
     ZeroOr(u64),
-    /// A write to it has failed.
+    /// A write to the sector has failed.
     Anything,
 }
 
@@ -27,7 +26,7 @@ impl Content {
     }
 }
 
-/// The stamp that fills a sector; None: it is torn.
+/// Returns the stamp that fills a sector, or None if the sector is torn.
 fn stamp_of(sector: &[u8]) -> Option<u64> {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     let first = word(&sector[..8]);
@@ -35,7 +34,7 @@ fn stamp_of(sector: &[u8]) -> Option<u64> {
     same.then_some(first)
 }
 
-/// A request to be, small enough to shrink.
+/// Plan of a request, small enough for proptest to shrink.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub op: Op,
@@ -43,11 +42,11 @@ pub struct Plan {
     pub sectors: u64,
     pub fua: bool,
     pub unmap: bool,
-    /// The address of the first segment within a page.
+    /// Offset within a page of the first segment's address.
     pub misalign: usize,
-    /// Where the data is cut into segments, in bytes.
+    /// Offsets in bytes at which the data is split into segments.
     pub cuts: Vec<u64>,
-    /// Bytes between segments.
+    /// Number of bytes between segments.
     pub gap: usize,
     pub guest: usize,
 }
@@ -90,7 +89,7 @@ impl Plan {
         self.sector < other.sector + other.sectors && other.sector < self.sector + self.sectors
     }
 
-    /// The request, its data in scattered segments. `data` for writes.
+    /// Makes the request, with its data in scattered segments. `data` is for writes.
     fn ask(&self, data: Option<&[u8]>) -> Ask {
         let len = self.sectors * SECTOR;
         let mut ask = Ask::new(self.op, self.sector * SECTOR, len);
@@ -124,7 +123,7 @@ impl Plan {
 pub struct Model {
     pub sectors: Vec<Content>,
     next_stamp: u64,
-    /// Requests may fail.
+    /// Whether requests may fail.
     pub faults: bool,
     pub failures: usize,
 }
@@ -139,8 +138,8 @@ impl Model {
         }
     }
 
-    /// Run all requests, as many at a time as do not overlap, and check what
-    /// is read.
+    /// Runs all requests, concurrently as far as they do not overlap, and checks the data that is
+    /// read.
     pub fn run(&mut self, guests: &mut [Guest], plans: &[Plan]) {
         let mut rest = plans;
         while !rest.is_empty() {
@@ -202,7 +201,7 @@ impl Model {
         }
     }
 
-    /// `data` is what was found from sector `first` on.
+    /// Checks `data`, which was read from sector `first` on.
     pub fn check(&mut self, first: usize, data: &[u8]) {
         for (i, found) in data.chunks_exact(SECTOR as usize).enumerate() {
             let expected = &mut self.sectors[first + i];
@@ -213,7 +212,7 @@ impl Model {
                         "sector {}: stamp {stamp}, expected {expected:?}",
                         first + i
                     );
-                    // From now on it is known.
+                    // The content is known from now on.
                     *expected = Content::Stamp(stamp);
                 }
                 None => assert_eq!(

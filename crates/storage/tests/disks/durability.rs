@@ -1,5 +1,5 @@
-//! What is asked of the kernel so that writes survive a power failure. A
-//! disk that forgets it works in every other test.
+//! Checks the system calls that make writes survive a power failure. A disk that omits them passes
+//! every other test.
 
 use crate::common::{Ask, Guest};
 use fathom_core::{Completion, Engine, FileId, Io, IoKind, Op, Token, Wait};
@@ -8,10 +8,10 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
-/// What was pushed, in order.
+/// Kinds of the pushed operations, in order.
 type Record = Arc<Mutex<Vec<IoKind>>>;
 
-/// Writes down what goes to the engine within.
+/// An engine that records operations and passes them to another engine.
 struct Recorder {
     inner: Box<dyn Engine>,
     record: Record,
@@ -36,7 +36,7 @@ impl Engine for Recorder {
 
     unsafe fn push(&mut self, io: Io, token: Token) {
         self.record.lock().expect("record").push(io.kind);
-        // SAFETY: as the caller promises.
+        // SAFETY: as required of the caller.
         unsafe { self.inner.push(io, token) };
     }
 
@@ -57,7 +57,7 @@ impl Engine for Recorder {
     }
 }
 
-/// A write that is not aligned to anything takes its way through a buffer.
+/// Splits a write into unaligned segments, so that it goes through a buffer.
 fn odd(mut ask: Ask) -> Ask {
     let (start, len) = ask.segments[0];
     ask.segments = vec![(start, 100), (start + 100, len - 100)];
@@ -69,8 +69,8 @@ fn forced(mut ask: Ask) -> Ask {
     ask
 }
 
-/// Whether everything that changed the image is durable when it is answered:
-/// each write by itself, anything else by what follows it.
+/// Returns whether every change of the image is durable at the reply: each write by itself, and
+/// other changes by a later sync.
 fn is_durable(record: &[IoKind]) -> bool {
     let mut pending = false;
     for kind in record {
@@ -129,10 +129,10 @@ fn what_must_be_durable_is_asked_for_and_what_need_not_is_not() {
                         wanted,
                         "{kind} {cache} {op:?}: {asked:?}"
                     );
-                    // A flush is one fdatasync, whatever came before.
+                    // A flush is one fdatasync(2), whatever precedes it.
                     assert_eq!(run(Ask::new(Op::Flush, 0, 0)), [IoKind::Sync]);
                 }
-                // Every change by itself where the guest has no write cache.
+                // With FUA, every change is durable by itself.
                 for ask in changes() {
                     let (op, asked) = (ask.op, run(forced(ask)));
                     assert!(is_durable(&asked), "{kind} {cache} {op:?}: {asked:?}");

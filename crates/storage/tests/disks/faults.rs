@@ -1,6 +1,5 @@
-//! Random requests through engines that interrupt, cut short, delay, reorder
-//! and fail: what is read is never wrong, nothing is answered twice, and
-//! every error is reported.
+//! Random requests on engines that interrupt, shorten, delay, reorder and fail operations. Reads
+//! never return wrong data, no request completes twice, and every error is reported.
 
 use crate::common::Guest;
 use crate::common::faulty::{Faults, Faulty, Injected};
@@ -31,7 +30,7 @@ fn property(kind: EngineKind, cache: Cache, block: Option<u32>, failed: u64) {
         interrupted: 10,
         failed,
         delayed: 30,
-        // What direct I/O can return.
+        // Granularity in bytes of short results.
         unit: match cache {
             Cache::None => block.map_or(SECTOR, u64::from),
             _ => 1,
@@ -66,7 +65,7 @@ fn property(kind: EngineKind, cache: Cache, block: Option<u32>, failed: u64) {
         if cache == Cache::None {
             prop_assert_eq!(model.failures, injected.count());
         } else {
-            // After one failed flush, all others fail, too.
+            // After one failed flush, all later flushes fail, too.
             prop_assert!(model.failures >= injected.count());
         }
         if failed == 0 {

@@ -8,15 +8,15 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::sync::Arc;
 
-/// Sectors of the test disk: 2 MiB and a sector, so that it does not end on a
-/// block.
+/// Number of sectors of the test disk: 2 MiB and a sector, so that it does not end on a block
+/// boundary.
 const SECTORS: u64 = 4097;
 
 fn property(kind: EngineKind, cache: Cache, block: Option<u32>, workers: usize) {
     on_file(kind, cache, block, workers, None);
 }
 
-/// `growable_from`: the file may grow, and has so many bytes at first.
+/// Runs the property. With `growable_from`, the file may grow, and has that many bytes at first.
 fn on_file(
     kind: EngineKind,
     cache: Cache,
@@ -115,7 +115,7 @@ fn threads_writethrough() {
     property(EngineKind::Threads, Cache::Writethrough, None, 1);
 }
 
-/// A length at which no read ends.
+/// Length in bytes of a growable file at which no request ends.
 const ODD: Option<u64> = Some(70_001);
 
 #[test]

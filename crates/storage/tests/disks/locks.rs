@@ -1,4 +1,4 @@
-//! Image locks against QEMU's own tools, both ways.
+//! Tests image locks against QEMU's own tools, in both directions.
 
 use fathom_core::Disk;
 use fathom_storage::{FileDisk, FileOptions};
@@ -36,7 +36,7 @@ fn open(image: &Path, options: FileOptions) -> Result<FileDisk, String> {
     FileDisk::open(image, options).map_err(|error| error.to_string())
 }
 
-/// A qemu-io that has the image open until it is dropped.
+/// A qemu-io process that keeps the image open until it is dropped.
 struct QemuIo(Child);
 
 impl QemuIo {
@@ -49,7 +49,7 @@ impl QemuIo {
             .stdout(Stdio::piped())
             .spawn()
             .expect("qemu-io runs (Debian package qemu-utils)");
-        // Its answer shows that it has opened the image.
+        // The reply shows that qemu-io has opened the image.
         let commands = child.stdin.as_mut().expect("stdin");
         commands.write_all(b"length\n").expect("asked");
         let answers = BufReader::new(child.stdout.as_mut().expect("stdout"));
@@ -78,7 +78,7 @@ fn qemu_io(image: &Path, args: &[&str], command: &str) -> Output {
         .expect("qemu-io runs (Debian package qemu-utils)")
 }
 
-/// Reads the whole image, and does not expect it to change meanwhile.
+/// Copies the whole image with qemu-img, which locks it against changes.
 fn qemu_img_convert(image: &Path, args: &[&str]) -> Output {
     let copy = tempfile::NamedTempFile::new().expect("a file");
     Command::new("qemu-img")
@@ -117,7 +117,7 @@ fn an_image_that_qemu_took_since_it_was_opened_is_refused() {
     let qemu = QemuIo::open(image.path(), &[]);
     let error = disk.activate().expect_err("refused").to_string();
     assert!(error.contains("in use by qemu-io (process"), "{error}");
-    // The refused one has left no lock behind: QEMU's equal can still come.
+    // The failed activation has left no lock behind, so a QEMU process can open the image.
     drop(qemu);
     assert!(qemu_io(image.path(), &[], "write 0 4k").status.success());
     disk.activate().expect("free again");
@@ -127,7 +127,7 @@ fn an_image_that_qemu_took_since_it_was_opened_is_refused() {
 fn qemu_keeps_off_an_image_that_is_being_served() {
     let image = image();
     let disk = open(image.path(), writer()).expect("free");
-    // Only an active disk is locked.
+    // An inactive disk is not locked.
     assert!(qemu_io(image.path(), &[], "write 0 4k").status.success());
     disk.activate().expect("free");
     let refused = qemu_io(image.path(), &[], "write 0 4k");
@@ -197,7 +197,7 @@ fn an_image_that_is_about_to_be_released_is_waited_for() {
     release.join().expect("released");
 }
 
-/// Who wants to keep an image has it until he closes it, and not only while he uses it.
+/// A disk with `keeps_lock` holds the lock until it is closed, not only while it is active.
 #[test]
 fn a_lock_may_outlast_the_use() {
     let image = image();

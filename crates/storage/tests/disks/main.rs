@@ -1,4 +1,4 @@
-//! Disks of files and of memory, without a server around them.
+//! Tests of disks in files and in memory, without a server.
 
 #[path = "../common/mod.rs"]
 mod common;

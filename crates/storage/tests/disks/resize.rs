@@ -1,4 +1,4 @@
-//! Disks that get other sizes while requests are served.
+//! Resizes disks while requests are served.
 
 use crate::common::{Ask, Guest};
 use crate::surroundings::{image, open, uring, with};
@@ -15,7 +15,7 @@ fn settled() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// Of a disk in use by `guest`, whose requests are waited for.
+/// Resizes a disk that `guest` uses. Waits for the guest's requests when the disk shrinks.
 fn resize(disk: &dyn Disk, guest: &Guest, size: u64) -> Result<u64, DiskError> {
     let settle = || {
         let settling = guest.worker().begin_settle();
@@ -42,7 +42,7 @@ fn refusal(disk: &dyn Disk, size: Option<u64>, shrink: bool) -> String {
     error.to_string()
 }
 
-/// A disk of each kind that holds data, of one MiB; and the file that it is in.
+/// Makes a disk of one MiB of each kind that holds data, with its file, if it is in one.
 fn kinds() -> Vec<(Arc<dyn Disk>, Option<tempfile::NamedTempFile>)> {
     let mut kinds: Vec<(Arc<dyn Disk>, Option<_>)> = Vec::new();
     for cache in Cache::ALL {
@@ -75,7 +75,7 @@ fn sizes_that_no_disk_can_have_are_refused() {
         }
         match file {
             None => assert!(refusal(&*disk, None, true).contains("only disks in files")),
-            // Only in memory there are files as long as that.
+            // Only tmpfs supports files of that length.
             Some(file) if file.path().starts_with("/dev/shm") => {}
             Some(file) => {
                 let said = refusal(&*disk, Some(i64::MAX as u64 & !511), false);

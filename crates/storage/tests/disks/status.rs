@@ -1,4 +1,4 @@
-//! Which parts of a disk are said to hold data.
+//! Tests block status replies.
 
 use crate::common::{Ask, Guest};
 use fathom_core::extents::extents;
@@ -7,11 +7,10 @@ use fathom_storage::{EngineKind, FileDisk, FileOptions, MemoryDisk, NullDisk, en
 use std::sync::Arc;
 
 const SIZE: u64 = (64 << 20) + 512;
-/// Where something is written: offset and length.
+/// Offsets and lengths in bytes of the written ranges.
 const WRITTEN: [(u64, u64); 3] = [(1 << 20, 4096), ((9 << 20) + 512, 8192), (SIZE - 512, 512)];
 
-/// What is told of all of the disk, with room for so many extents in each
-/// answer.
+/// Returns the block status of the disk from `from` on, with room for `room` extents in each reply.
 fn told(guest: &mut Guest, room: usize, from: u64) -> Vec<(Status, u64)> {
     let (mut at, mut all) = (from, Vec::new());
     while at < SIZE {
@@ -30,7 +29,8 @@ fn told(guest: &mut Guest, room: usize, from: u64) -> Vec<(Status, u64)> {
     all
 }
 
-/// Sparse where nothing was written, give or take a huge page, and nowhere else.
+/// Checks that the written ranges are data, and everything else is a hole, give or take a huge
+/// page.
 fn check(disk: Arc<dyn Disk>) {
     disk.activate().expect("activated");
     let mut guest = Guest::new(disk.clone(), || engine(EngineKind::IoUring));

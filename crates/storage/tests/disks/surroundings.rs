@@ -1,4 +1,4 @@
-//! Files as they really are: missing, odd, truncated, full, in memory.
+//! Disks on unusual files: missing, invalid, truncated, full, or in memory.
 
 use crate::common::faulty::{Faults, Faulty, Injected};
 use crate::common::model::{Model, SECTOR, plans};
@@ -239,7 +239,7 @@ fn without_discard_nothing_is_freed() {
     guest.detach();
 }
 
-/// All operations fail while `failed` is 100, none while it is 0.
+/// Makes an engine in which `failed` percent of the operations fail.
 fn failing(failed: u64) -> impl FnOnce() -> io::Result<Box<dyn Engine>> + Send + 'static {
     let faults = Faults {
         short: 0,
@@ -278,7 +278,8 @@ fn a_failed_flush_is_remembered_where_the_page_cache_forgets() {
     }
 }
 
-/// Random requests against the model. `content` reads the whole disk.
+/// Runs random requests on the disk and compares their results and its final content with the
+/// model.
 fn property(name: &str, sectors: u64, mut disk: impl FnMut() -> Arc<dyn Disk>, kind: EngineKind) {
     let config = Config {
         cases: 24,

@@ -1,4 +1,4 @@
-//! What each engine promises about sockets.
+//! Tests the contract of each engine for sockets.
 
 use super::{each, iov, nothing_more, reap};
 use fathom_core::{Completion, Engine, SocketIo, SocketIoKind, SourceId, Token, Wait};
@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// A message of these iovecs.
+/// Makes a message header of these iovecs.
 fn message(iovecs: &mut [iovec]) -> libc::msghdr {
-    // SAFETY: all zeroes are a message of nothing.
+    // SAFETY: an all-zero header is a message without data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = iovecs.as_mut_ptr();
     message.msg_iovlen = iovecs.len() as _;
@@ -58,7 +58,7 @@ fn sockets_receive_what_is_there_and_wait_for_what_is_not() {
             if round % 2 == 0 {
                 theirs.write_all(b"12345").expect("sent");
             }
-            // SAFETY: its completion is waited for.
+            // SAFETY: the test waits for the completion.
             unsafe { push_socket(engine, &ours, RECEIVE, &mut message) };
             if round % 2 == 1 {
                 nothing_more(engine);
@@ -70,7 +70,7 @@ fn sockets_receive_what_is_there_and_wait_for_what_is_not() {
             assert_eq!(done.result, expected);
             assert_eq!(&a, b"123");
             if parts == 1 {
-                // SAFETY: as above.
+                // SAFETY: the test waits for the completion.
                 unsafe { push_socket(engine, &ours, RECEIVE, &mut message) };
                 assert_eq!(reap(engine, 1)[0].result, 2);
             } else {
@@ -80,10 +80,10 @@ fn sockets_receive_what_is_there_and_wait_for_what_is_not() {
         drop(theirs);
         let mut one = [iov(&mut b)];
         let mut message = message(&mut one);
-        // SAFETY: as above.
+        // SAFETY: the test waits for the completion.
         unsafe { push_socket(engine, &ours, RECEIVE, &mut message) };
         assert_eq!(reap(engine, 1)[0].result, 0, "the end");
-        // SAFETY: as above.
+        // SAFETY: the test waits for the completion.
         unsafe { push_socket(engine, &ours, SEND, &mut message) };
         assert_eq!(reap(engine, 1)[0].result, -libc::EPIPE);
         engine.remove_socket(ours.as_fd());
@@ -102,7 +102,7 @@ fn sockets_send_everything_while_they_also_receive() {
         let mut byte = [0u8; 1];
         let mut inward = [iov(&mut byte)];
         let mut receive = message(&mut inward);
-        // SAFETY: its completion is waited for.
+        // SAFETY: the test waits for the completion.
         unsafe { push_socket(engine, &ours, RECEIVE, &mut receive) };
         let reader = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
@@ -116,9 +116,9 @@ fn sockets_send_everything_while_they_also_receive() {
             let (x, y) = bytes[sent..].split_at_mut((LEN - sent) / 2);
             let mut iovecs = [iov(x), iov(y)];
             let mut outward = message(&mut iovecs);
-            // SAFETY: its completion is waited for.
+            // SAFETY: the test waits for the completion.
             unsafe { push_socket(engine, &ours, SEND, &mut outward) };
-            // With the last one, the answer may be here as well.
+            // The last receive may have completed as well.
             let mut done = Vec::new();
             while !done.iter().any(|c: &Completion| c.token == own(SEND)) {
                 engine.submit(Wait::Forever, &mut done).expect("submitted");
@@ -155,7 +155,7 @@ fn what_waits_for_a_socket_can_be_cancelled() {
         let mut iovecs = [iov(&mut byte)];
         let mut receive = message(&mut iovecs);
         for waits in [true, false] {
-            // SAFETY: its completion is waited for.
+            // SAFETY: the test waits for the completion.
             unsafe { push_socket(engine, &ours, RECEIVE, &mut receive) };
             if waits {
                 nothing_more(engine);
@@ -164,20 +164,20 @@ fn what_waits_for_a_socket_can_be_cancelled() {
             let done = reap(engine, 1)[0];
             assert_eq!((done.token, done.result), (own(RECEIVE), -libc::ECANCELED));
         }
-        // What can be sent at once is.
+        // Data that can be sent at once is sent despite the cancellation.
         let mut iovecs = [iov(&mut bytes[..1000])];
         let mut send = message(&mut iovecs);
-        // SAFETY: its completion is waited for.
+        // SAFETY: the test waits for the completion.
         unsafe { push_socket(engine, &ours, SEND, &mut send) };
         engine.cancel_socket(own(SEND));
         assert_eq!(reap(engine, 1)[0].result, 1000);
         theirs.read_exact(&mut [0; 1000]).expect("received");
-        // What cannot is not waited for.
+        // A send that would have to wait is cancelled.
         let mut total = 0;
         loop {
             let mut iovecs = [iov(&mut bytes)];
             let mut send = message(&mut iovecs);
-            // SAFETY: its completion is waited for.
+            // SAFETY: the test waits for the completion.
             unsafe { push_socket(engine, &ours, SEND, &mut send) };
             engine.cancel_socket(own(SEND));
             match reap(engine, 1)[0].result {

@@ -1,4 +1,4 @@
-//! Servers that lie about what has changed.
+//! Tests servers that lie about changed blocks.
 
 use crate::hostile::{ALL_FLAGS, SIZE, next, shake};
 use crate::server::{short_dir, uri};
@@ -7,7 +7,7 @@ use fathom_storage::ChangesClient;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 
-/// What a server says that is asked what has changed.
+/// Makes a server's reply to a query for changes.
 fn told(extents: &[(u64, u64)], cookie: u64) -> Vec<u8> {
     let mut payload = 7u32.to_be_bytes().to_vec();
     payload.extend((extents.len() as u32).to_be_bytes());
@@ -25,7 +25,7 @@ fn told(extents: &[(u64, u64)], cookie: u64) -> Vec<u8> {
     [&header.extended()[..], &payload].concat()
 }
 
-/// Nothing is believed of what has changed that cannot be.
+/// Inconsistent changes are rejected.
 #[test]
 fn changes_that_make_no_sense_are_refused() {
     type Answer = fn(u64) -> Vec<u8>;
@@ -53,7 +53,7 @@ fn changes_that_make_no_sense_are_refused() {
             shake(&mut stream, Replies::Extended, ALL_FLAGS).expect("a handshake");
             let asked = next(&mut stream, Replies::Extended).expect("a question");
             stream.write_all(&answer(asked.cookie)).expect("answered");
-            // It is not the end that says no.
+            // The client must reject the reply itself, not the end of the connection.
             let _ = next(&mut stream, Replies::Extended);
         });
         let mut client = ChangesClient::connect(&uri(&socket), "id", true).expect("connected");

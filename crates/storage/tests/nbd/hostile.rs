@@ -1,4 +1,4 @@
-//! Servers that lie.
+//! Tests servers that violate the protocol.
 
 use crate::common::Ask;
 use crate::server::{guest, short_dir, uri};
@@ -14,8 +14,7 @@ use tempfile::TempDir;
 
 pub const SIZE: u64 = 16 << 20;
 
-/// HAS_FLAGS, and what there is but READ_ONLY: FLUSH, FUA, TRIM, WRITE_ZEROES,
-/// CAN_MULTI_CONN.
+/// HAS_FLAGS and all flags except READ_ONLY: FLUSH, FUA, TRIM, WRITE_ZEROES, CAN_MULTI_CONN.
 pub const ALL_FLAGS: u16 = 0x016d;
 const FUA: u16 = 1 << 3;
 
@@ -37,7 +36,7 @@ fn number_at(bytes: &[u8], at: usize) -> usize {
     fathom_nbd::protocol::u32_at(bytes, at) as usize
 }
 
-/// The handshake.
+/// Performs the server's side of the handshake.
 pub fn shake(stream: &mut UnixStream, replies: Replies, flags: u16) -> Option<()> {
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").ok()?;
     number::<4>(stream)?;
@@ -63,7 +62,8 @@ pub fn shake(stream: &mut UnixStream, replies: Replies, flags: u16) -> Option<()
                 out.extend(option_reply(option, 0x8000_0001, &[]));
             }
             10 => {
-                // Behind the export's name, the number of queries, and the length of the one.
+                // The query follows the export's name, the number of queries, and the query's
+                // length.
                 let query = &data[4 + number_at(&data, 0) + 4 + 4..];
                 let context = [&7u32.to_be_bytes()[..], query].concat();
                 out.extend(option_reply(option, 4, &context));
@@ -78,7 +78,7 @@ pub fn shake(stream: &mut UnixStream, replies: Replies, flags: u16) -> Option<()
     }
 }
 
-/// The next request, without its data.
+/// Receives the next request, without its data.
 fn header(stream: &mut UnixStream, replies: Replies) -> Option<RequestHeader> {
     let mut bytes = vec![0; replies.request_len()];
     stream.read_exact(&mut bytes).ok()?;
@@ -93,7 +93,7 @@ pub fn next(stream: &mut UnixStream, replies: Replies) -> Option<RequestHeader> 
     Some(asked)
 }
 
-/// Requests do not wait for a server that is away.
+/// Makes options with which requests do not wait for a disconnected server.
 fn at_once() -> NbdOptions {
     NbdOptions {
         reconnect: Some(Duration::ZERO),
@@ -101,8 +101,8 @@ fn at_once() -> NbdOptions {
     }
 }
 
-/// A disk of a server that answers like this, on every connection; an empty
-/// answer closes it. Its requests do not wait for others.
+/// Makes a disk on a server with these replies on every connection; an empty reply closes it.
+/// Requests of the disk do not wait for a reconnection.
 fn disk_of(
     replies: Replies,
     answer: impl Fn(&RequestHeader) -> Vec<u8> + Send + 'static,
@@ -162,7 +162,8 @@ fn hole(offset: u64, len: u32) -> Vec<u8> {
     [&offset.to_be_bytes()[..], &len.to_be_bytes()].concat()
 }
 
-/// A read of 4096 bytes at 8192, of memory whose surroundings must stay.
+/// Checks that a read of 4096 bytes at 8192 fails, and that the memory around its buffer is
+/// unchanged.
 fn read_fails(replies: Replies, answer: impl Fn(&RequestHeader) -> Vec<u8> + Send + 'static) {
     let (disk, _dir) = disk_of(replies, answer);
     let mut guest = guest(&disk, EngineKind::IoUring);
@@ -185,10 +186,10 @@ fn lies_about_reads_end_the_connection() {
     type Answer = fn(&RequestHeader) -> Vec<u8>;
     const DATA: [u8; 4096] = [1; 4096];
     let structured: [Answer; 17] = [
-        // Another request.
+        // A reply to another request.
         |a| chunk(1, 1, a.cookie + 1, &data(a.offset, &DATA)),
         |a| chunk(1, 1, a.cookie + (1 << 32), &data(a.offset, &DATA)),
-        // Other bytes than were asked for.
+        // Other bytes than requested.
         |a| chunk(1, 1, a.cookie, &data(a.offset - 1, &DATA)),
         |a| chunk(1, 1, a.cookie, &data(a.offset + 1, &DATA)),
         |a| chunk(1, 1, a.cookie, &data(u64::MAX, &DATA)),
@@ -196,11 +197,11 @@ fn lies_about_reads_end_the_connection() {
         |a| chunk(1, 2, a.cookie, &hole(a.offset, 4097)),
         |a| chunk(1, 2, a.cookie, &hole(a.offset + 1, u32::MAX)),
         |a| chunk(1, 2, a.cookie, &hole(a.offset, 0)),
-        // Too little of them.
+        // Too few bytes.
         |a| chunk(1, 1, a.cookie, &data(a.offset, &DATA[1..])),
         |a| chunk(1, 0, a.cookie, &[]),
         |a| simple(0, a.cookie, &DATA),
-        // The same ones twice.
+        // The same bytes twice.
         |a| {
             let first = chunk(0, 1, a.cookie, &data(a.offset, &DATA[..2048]));
             let second = chunk(1, 1, a.cookie, &data(a.offset + 2047, &DATA[..2049]));
@@ -211,7 +212,7 @@ fn lies_about_reads_end_the_connection() {
             let second = chunk(1, 2, a.cookie, &hole(a.offset, 1));
             [first, second].concat()
         },
-        // What reads are not answered by, and nothing that can be followed.
+        // Chunks that do not answer reads, and data that is not a reply.
         |a| chunk(1, 5, a.cookie, &[0, 0, 0, 7, 0, 0, 16, 0, 0, 0, 0, 0]),
         |a| chunk(1, 77, a.cookie, &[]),
         |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
@@ -229,7 +230,7 @@ fn lies_about_reads_end_the_connection() {
     }
 }
 
-/// In the longer headers.
+/// Makes a chunk with extended headers.
 fn wide(flags: u16, kind: u16, asked: &RequestHeader, offset: u64, body: &[u8]) -> Vec<u8> {
     let header = ChunkHeader {
         flags,
@@ -250,7 +251,7 @@ fn lies_in_extended_replies_end_the_connection() {
         |a| wide(1, 1, a, a.offset, &data(a.offset + 1, &DATA)),
         |a| wide(1, 1, a, a.offset, &data(a.offset, &DATA[1..])),
         |a| wide(1, 6, a, a.offset, &[0; 24]),
-        // A chunk of 4 GiB and a little, and one in a form of before.
+        // A chunk of more than 4 GiB, and a structured chunk instead of an extended one.
         |a| {
             let mut bytes = wide(1, 1, a, a.offset, &data(a.offset, &DATA));
             bytes[27] = 1;
@@ -261,7 +262,7 @@ fn lies_in_extended_replies_end_the_connection() {
     for answer in answers {
         read_fails(Replies::Extended, answer);
     }
-    // Of extents, more or fewer than are said to be there, of a kind that was not asked for.
+    // Block status chunks with more or fewer extents than announced, or of the wrong type.
     for (kind, count, sent) in [(6, 2u32, 1), (6, 0, 1), (6, 1, 2), (5, 1, 1)] {
         let (disk, _dir) = disk_of(Replies::Extended, move |a| {
             let head = [7u32.to_be_bytes(), count.to_be_bytes()].concat();
@@ -277,8 +278,8 @@ fn lies_in_extended_replies_end_the_connection() {
     }
 }
 
-/// A server that is found again and again, and lost with each request, costs neither the guest's patience for
-/// ever, nor a thread that does nothing else.
+/// A server that is found again and again, and lost with each request: the guest's request does not
+/// wait forever, and no thread spins.
 #[test]
 fn a_server_that_always_hangs_up_is_not_tried_without_end() {
     static TRIED: AtomicU32 = AtomicU32::new(0);
@@ -298,7 +299,7 @@ fn a_server_that_always_hangs_up_is_not_tried_without_end() {
     guest.detach();
 }
 
-/// What is written without end is flushed by itself, so that it can be written again.
+/// The channel flushes by itself when many writes are not flushed, so that it can keep them all.
 #[test]
 fn what_nobody_flushes_is_flushed_in_time() {
     let (seen, told) = std::sync::mpsc::channel();
@@ -321,7 +322,7 @@ fn what_nobody_flushes_is_flushed_in_time() {
     assert!((4..=10).contains(&flushes), "{flushes}");
 }
 
-/// A server that shuts down is asked no more; its word for that is no outcome of a request.
+/// NBD_ESHUTDOWN is not a result of the request, which is sent to the next server.
 #[test]
 fn a_request_outlives_the_end_of_its_server() {
     for structured in [false, true] {
@@ -341,7 +342,7 @@ fn a_request_outlives_the_end_of_its_server() {
     }
 }
 
-/// A server that cannot flush does not get more than can be written again.
+/// A server whose flushes fail gets no more writes than can be kept.
 #[test]
 fn writes_fail_in_the_end_where_no_flush_succeeds() {
     let (disk, _dir) = disk_of(Replies::Simple, |a| match a.command {
@@ -359,7 +360,7 @@ fn writes_fail_in_the_end_where_no_flush_succeeds() {
 fn errors_that_make_no_sense_end_the_connection() {
     type Answer = fn(&RequestHeader) -> Vec<u8>;
     let answers: [Answer; 5] = [
-        // No error at all, a text that is longer than its chunk, no length.
+        // Error number 0, a text longer than its chunk, no length.
         |a| chunk(1, 0x8001, a.cookie, &[0, 0, 0, 0, 0, 0]),
         |a| chunk(1, 0x8001, a.cookie, &[0, 0, 0, 5, 0, 9, b'x']),
         |a| chunk(1, 0x8001, a.cookie, &[0, 0, 0, 5]),
@@ -371,7 +372,7 @@ fn errors_that_make_no_sense_end_the_connection() {
     }
 }
 
-/// An error is told, with a text, of a type that nobody knows yet.
+/// An error chunk of an unknown type, with a text, is reported as an error.
 #[test]
 fn errors_of_the_future_are_errors() {
     let (disk, _dir) = disk_of(Replies::Structured, |a| {
@@ -391,8 +392,7 @@ fn what_nobody_asked_for_ends_the_connection() {
         [reply.clone(), reply].concat()
     });
     let mut guest = guest(&disk, EngineKind::IoUring);
-    // Each on a connection of its own, at the latest when the second answer
-    // has been seen.
+    // Each write uses a connection of its own, at the latest once the second reply has arrived.
     for _ in 0..4 {
         let errno = guest.write(0, &[1; 512]);
         assert!(errno == 0 || errno == libc::EIO, "{errno}");
@@ -411,7 +411,7 @@ fn lies_about_holes_stay_within_the_answer() {
         ask.segments = vec![(start + 1024, 32)];
         (start, ask)
     };
-    // More than there is room for, and beyond the end of the disk.
+    // More extents than the request has room for, and beyond the end of the disk.
     let many = move |a: &RequestHeader| {
         let extents = (0..1000).flat_map(|n| extent(u32::MAX - n, n & 1));
         let body: Vec<u8> = 7u32.to_be_bytes().into_iter().chain(extents).collect();
@@ -440,7 +440,7 @@ fn lies_about_holes_stay_within_the_answer() {
     }
 }
 
-/// A server that speaks as it likes after the handshake of its one connection.
+/// Makes a disk on a server with one connection, which `serve` controls after the handshake.
 fn disk_by(
     flags: u16,
     options: NbdOptions,
@@ -458,8 +458,8 @@ fn disk_by(
     (Arc::new(disk), dir)
 }
 
-/// The guest may use its memory again when it has its answer: not before all
-/// of it has been sent, even to a server that did not wait for that.
+/// The guest may reuse its memory after the reply, so a write completes only when all of its data
+/// has been sent, even if the server replies earlier.
 #[test]
 fn an_early_answer_waits_for_the_data_to_be_sent() {
     const LEN: usize = SIZE as usize;
@@ -485,7 +485,7 @@ fn an_early_answer_waits_for_the_data_to_be_sent() {
     }
 }
 
-/// What the server is asked for, by command and flags.
+/// The commands and flags that the server receives.
 #[test]
 fn what_must_be_durable_is_made_so() {
     let through = NbdOptions {
@@ -553,7 +553,7 @@ fn what_must_be_durable_is_made_so() {
         }
         client.detach();
         drop(disk);
-        // The worker is gone, and has said so.
+        // The worker has ended and has sent NBD_CMD_DISC.
         let told: Vec<_> = told.iter().filter(|(command, _)| *command != 2).collect();
         assert_eq!(told, expected);
     }

@@ -1,4 +1,4 @@
-//! Servers that go away, come back, or say nothing.
+//! Tests servers that end, return, or hang.
 
 use crate::common::model::{Model, plans};
 use crate::common::{Ask, Guest};
@@ -28,8 +28,8 @@ fn reads_again(guest: &mut Guest) {
     until("a read", || guest.read(0, 512) == Ok(vec![0; 512]));
 }
 
-/// A server that is killed and started again and again, with its image, under all kinds of requests by two
-/// workers: none fails, and all is where it should be.
+/// A server is killed and restarted repeatedly, with its image, under all kinds of requests by two
+/// workers. No request fails, and all data is in place.
 #[test]
 fn a_server_may_die_as_often_as_it_likes() {
     let dir = short_dir();
@@ -57,7 +57,7 @@ fn a_server_may_die_as_often_as_it_likes() {
                 until("a round of requests", || {
                     load.is_finished() || rounds.load(Ordering::Relaxed) > before
                 });
-                // (At any moment of the next one.)
+                // At a random moment of the next round.
                 std::thread::sleep(Duration::from_millis(20 * n));
                 server.kill();
                 server.restart(&args);
@@ -66,7 +66,7 @@ fn a_server_may_die_as_often_as_it_likes() {
     }
 }
 
-/// Set when this value is dropped, also if a test fails.
+/// Sets a flag when this value is dropped, even if a test fails.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
@@ -75,7 +75,7 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
-/// Makes rounds of requests until it is over, and counts them.
+/// Runs rounds of requests until `is_over` is set, and counts them.
 fn write_and_read(
     disk: &Arc<NbdDisk>,
     kind: EngineKind,
@@ -99,7 +99,7 @@ fn write_and_read(
     guests.into_iter().for_each(Guest::detach);
 }
 
-/// A server that loses what it was not told to flush (its memory).
+/// A server that loses unflushed writes, because it stores them in memory.
 #[test]
 fn what_was_not_flushed_is_written_again() {
     for kind in EngineKind::ALL {
@@ -108,7 +108,7 @@ fn what_was_not_flushed_is_written_again() {
         let (mut one, mut other) = (guest(&disk, kind), guest(&disk, kind));
         assert_eq!(one.write(0, &[1; 4096]), 0);
         assert_eq!(other.flush(), 0);
-        // By turns, each over a part of what the other has written.
+        // The workers take turns, and each overwrites a part of the other's data.
         for n in 0..100u64 {
             let writer = if n.is_multiple_of(2) {
                 &mut one
@@ -120,14 +120,15 @@ fn what_was_not_flushed_is_written_again() {
         let mut zeroes = Ask::new(Op::WriteZeroes, 8192, 512);
         zeroes.unmap = true;
         assert_eq!(one.run(zeroes).0, 0);
-        // What is durable is not what was there before it.
+        // A durable write must not be overwritten by an older one that is sent again.
         assert_eq!(one.write(1 << 20, &[6; 4096]), 0);
         let mut durable = Ask::write(1 << 20, &[7; 4096]);
         durable.fua = true;
         assert_eq!(other.run(durable).0, 0);
         let mut expected = one.read(8192, 102 * 512).expect("read");
         assert_eq!((expected[0], expected[512], expected[513 * 99]), (0, 1, 99));
-        // What was flushed before, the memory should have kept; of that nothing is known any more.
+        // Writes from before the flush are not kept, so the server, whose memory is new, has zeroes
+        // there.
         let mut last = 7;
         for _ in 0..2 {
             server.kill();
@@ -135,7 +136,7 @@ fn what_was_not_flushed_is_written_again() {
             assert_eq!(other.read(8192, 102 * 512).expect("read"), expected);
             assert_eq!(one.read(0, 4096).expect("read"), [0; 4096]);
             assert_eq!(one.read(1 << 20, 4096).expect("read"), [last; 4096]);
-            // It is flushed now.
+            // The reconnection has flushed the writes, so they are not kept any more.
             expected.fill(0);
             last = 0;
         }
@@ -145,7 +146,7 @@ fn what_was_not_flushed_is_written_again() {
     }
 }
 
-/// What a channel that is gone has written is not forgotten either.
+/// Unflushed writes of a channel that has ended are sent again, too.
 #[test]
 fn what_a_worker_that_has_gone_wrote_is_written_again() {
     let mut server = Server::nbdkit(&MEMORY);
@@ -158,7 +159,7 @@ fn what_a_worker_that_has_gone_wrote_is_written_again() {
     server.kill();
     server.restart(&MEMORY);
     assert_eq!(other.read(4096, 4096).expect("read"), [5; 4096]);
-    // And who takes the disk over need not know of it.
+    // Deactivation flushes, so the disk's next user need not know of unflushed writes.
     assert_eq!(other.write(8192, &[6; 4096]), 0);
     disk.deactivate().expect("flushed");
     server.kill();
@@ -168,7 +169,8 @@ fn what_a_worker_that_has_gone_wrote_is_written_again() {
     other.detach();
 }
 
-/// A disk that is not in use any more leaves alone what others write there, however late its server comes back.
+/// A disk that was deactivated sends no writes again, however late its server returns, because
+/// others may have written there.
 #[test]
 fn what_is_not_in_use_is_not_written_again() {
     let mut server = Server::nbdkit(&MEMORY);
@@ -190,7 +192,7 @@ fn what_is_not_in_use_is_not_written_again() {
     assert_eq!(guest.write(4096, &[2; 4096]), 0);
     guest.detach();
     drop(disk);
-    // What only one worker may use is flushed by its own connection.
+    // A server that accepts one connection is flushed on that connection.
     let one = [
         "--filter=multi-conn",
         "memory",
@@ -208,7 +210,7 @@ fn what_is_not_in_use_is_not_written_again() {
     guest.detach();
 }
 
-/// A server that is told to end says of each request that it does so.
+/// A server that shuts down in an orderly way replies NBD_ESHUTDOWN to every request.
 #[test]
 fn a_server_may_be_ended_in_an_orderly_way() {
     let args = ["--filter=delay", "memory", "2M", "rdelay=20ms"];
@@ -303,7 +305,7 @@ fn a_server_that_hangs_is_given_up() {
 
 fn gives_up(kind: EngineKind) {
     let server = Server::nbdkit(&MEMORY);
-    // As long as a server that does not hang may need on a busy machine.
+    // Longer than a working server needs on a busy machine.
     let patience = Duration::from_secs(3);
     let disk = server.disk(NbdOptions {
         timeout: Some(patience),
@@ -314,7 +316,7 @@ fn gives_up(kind: EngineKind) {
     let mut guest = guest(&disk, kind);
     assert_eq!(guest.read(0, 512), Ok(vec![0; 512]));
     server.stop();
-    // More than the socket takes: sends hang, too.
+    // More than the socket buffer holds, so that sends block, too.
     let mut asked: Vec<_> = (0..8u64)
         .map(|_| guest.queue(Ask::write(0, &vec![7; 1 << 20])))
         .collect();
@@ -329,7 +331,7 @@ fn gives_up(kind: EngineKind) {
     guest.detach();
 }
 
-/// It takes long, but not too long.
+/// The server takes long, but less than the timeout.
 #[test]
 fn a_slow_server_is_not_given_up() {
     let server = Server::nbdkit(&["--filter=delay", "memory", "2M", "rdelay=700ms"]);

@@ -1,4 +1,4 @@
-//! NBD servers of others, honest and not, and disks on them.
+//! Tests of disks on NBD servers: nbdkit, qemu-nbd, and hostile ones.
 
 mod changes;
 #[path = "../common/mod.rs"]

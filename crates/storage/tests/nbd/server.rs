@@ -1,4 +1,4 @@
-//! Servers, and disks and guests on them.
+//! Starts NBD servers, and makes disks and guests on them.
 
 use crate::common::Guest;
 use fathom_core::Disk;
@@ -11,14 +11,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Killed when dropped.
+/// A server process, killed when this value is dropped.
 pub struct Server {
     child: Child,
     pub dir: TempDir,
 }
 
 impl Server {
-    /// `nbdkit ARGS`; filters may be among them.
+    /// Starts `nbdkit ARGS`; filters may be among them.
     pub fn nbdkit(args: &[&str]) -> Server {
         let dir = short_dir();
         let child = Server::start_nbdkit(dir.path(), args);
@@ -32,7 +32,7 @@ impl Server {
         start(command, dir)
     }
 
-    /// `qemu-nbd` of a new image.
+    /// Starts `qemu-nbd` on a new image.
     pub fn qemu_nbd(format: &str, size: &str, args: &[&str]) -> Server {
         let dir = short_dir();
         let image = dir.path().join("image");
@@ -57,12 +57,12 @@ impl Server {
         let _ = std::fs::remove_file(self.dir.path().join("s"));
     }
 
-    /// After `kill`: another one in its place.
+    /// Starts another server in the place of a killed one.
     pub fn restart(&mut self, args: &[&str]) {
         self.child = Server::start_nbdkit(self.dir.path(), args);
     }
 
-    /// Stops the server: it answers nothing until [`Server::go_on`].
+    /// Stops the server's process: it does not respond until [`Server::go_on`].
     pub fn stop(&self) {
         self.signal("STOP");
         // The process stops when one of its threads has handled the signal. The others run until then.
@@ -79,11 +79,11 @@ impl Server {
         assert!(sent.expect("kill runs").success());
     }
 
-    /// Whether none of its threads runs.
+    /// Returns whether all of its threads are stopped.
     fn has_stopped(&self) -> bool {
         let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("a process");
         let states = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("stat")));
-        // (A thread that has ended meanwhile does not run.)
+        // A thread that has ended meanwhile does not run.
         let mut states = states.filter_map(Result::ok);
         states.all(|stat| {
             stat.rsplit_once(") ")
@@ -113,15 +113,15 @@ pub fn uri(socket: &Path) -> NbdUri {
     text.parse().expect("a URI")
 }
 
-/// A directory with short paths, for sockets.
+/// Makes a directory with a short path, for sockets.
 pub fn short_dir() -> TempDir {
     let dir = tempfile::Builder::new().prefix("nbd-").tempdir_in("/tmp");
     dir.expect("a directory")
 }
 
-/// Starts a server that makes the socket `s`.
+/// Starts a server that creates the socket `s`.
 fn start(mut command: Command, dir: &Path) -> Child {
-    // What the client has to say is shown when a test fails.
+    // The client's log is shown when a test fails.
     let _ = tracing_subscriber::fmt().with_test_writer().try_init();
     let socket: PathBuf = dir.join("s");
     let log = std::fs::File::create(dir.join("log")).expect("a file");
@@ -151,7 +151,7 @@ pub fn read_only() -> NbdOptions {
     }
 }
 
-/// Why there is no disk: one line that begins with the URI.
+/// Returns the error of a failed connection: one line that begins with the URI.
 pub fn refused(uri: &NbdUri, options: NbdOptions) -> String {
     let error = NbdDisk::connect(uri, options).err().expect("refused");
     let line = error.to_string();

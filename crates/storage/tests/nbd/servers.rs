@@ -1,4 +1,4 @@
-//! Servers that keep to the rules.
+//! Tests servers that conform to the protocol.
 
 use crate::common::model::{Model, plans};
 use crate::common::{Ask, Guest};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const SIZE: &str = "2M";
 const SECTORS: u64 = 4096;
 
-/// Random requests by as many workers, 64 at a time, checked against a model.
+/// Runs random requests by `workers` workers, up to 64 at a time, checked against a model.
 pub fn exercise(uri: &NbdUri, options: &NbdOptions, workers: usize, rounds: usize) {
     let mut runner = TestRunner::deterministic();
     for kind in EngineKind::ALL {
@@ -26,7 +26,7 @@ pub fn exercise(uri: &NbdUri, options: &NbdOptions, workers: usize, rounds: usiz
         let disk = Arc::new(disk);
         let mut guests: Vec<_> = (0..workers).map(|_| guest(&disk, kind)).collect();
         let mut model = Model::new(SECTORS);
-        // What other engines have left there.
+        // Clears the data of the previous engine's run.
         let mut zeroes = Ask::new(Op::WriteZeroes, 0, SECTORS * 512);
         zeroes.unmap = false;
         if disk.info().write_zeroes.is_some() {
@@ -64,7 +64,7 @@ fn nbdkit_keeps_what_is_written() {
     exercise(&Server::nbdkit(&["memory", SIZE]).uri(), &several, 2, 3);
 }
 
-/// Without FUA, writes that must be durable are followed by a flush.
+/// Without FUA, a write that must be durable is followed by a flush.
 #[test]
 fn what_a_server_cannot_do_is_done_otherwise() {
     let writethrough = NbdOptions {
@@ -72,7 +72,7 @@ fn what_a_server_cannot_do_is_done_otherwise() {
         ..NbdOptions::default()
     };
     for args in [
-        // Its default is none.
+        // The filter's default mode is no FUA.
         &["--filter=fua", "memory", SIZE][..],
         &["--filter=fua", "memory", SIZE, "fuamode=native"],
         &["--filter=nozero", "memory", SIZE, "zeromode=none"],
@@ -98,7 +98,7 @@ fn qemus_server_keeps_what_is_written() {
     exercise(&server.uri(), &plain, 1, 2);
 }
 
-/// A server that refuses what exceeds its block sizes.
+/// A server that rejects requests that violate its block size constraints.
 #[test]
 fn requests_are_cut_to_what_the_server_takes() {
     let policy = [
@@ -133,8 +133,7 @@ fn requests_are_cut_to_what_the_server_takes() {
     guest.detach();
 }
 
-/// More in flight than the channel has room for, in large and in small
-/// pieces.
+/// More commands than the channel has room for, in large and in small pieces.
 #[test]
 fn a_slow_server_gets_everything_in_the_end() {
     let server = Server::nbdkit(&["--filter=delay", "memory", "64M", "rdelay=20ms"]);
@@ -276,7 +275,7 @@ fn what_is_no_server_is_refused_with_one_clear_line() {
     assert_eq!(Arc::new(disk.expect("connected")).info().size, 2 << 20);
 }
 
-/// TCP, too.
+/// Connects by TCP.
 #[test]
 fn hosts_are_reached_by_name() {
     let port = {

@@ -1,4 +1,4 @@
-//! Servers that are reached by TLS.
+//! Tests servers that are reached by TLS.
 
 use crate::server::{Server, guest, refused};
 use crate::servers::exercise;
@@ -8,7 +8,7 @@ use fathom_tls::pki::Pki;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The URI of a server of this directory, to whom it believes.
+/// Returns the URI of a server in this directory, with the client's certificates.
 fn nbds(server: &Server, certificates: &Path, more: &str) -> NbdUri {
     let socket = server.dir.path().join("s");
     let text = format!(
@@ -25,7 +25,7 @@ fn nbdkit(pki: &Pki, more: &[&str]) -> Server {
     Server::nbdkit(&[&args[..], more, &["memory", "2M"]].concat())
 }
 
-/// GnuTLS is what nbdkit and qemu-nbd have.
+/// nbdkit and qemu-nbd use GnuTLS.
 #[test]
 fn all_is_as_without_tls() {
     let pki = Pki::new();
@@ -57,7 +57,7 @@ fn only_the_right_server_is_believed_and_the_right_client_let_in() {
     assert!(line.contains("TLS: invalid peer certificate"), "{line}");
     let line = refuses(&nbds(&server, pki.dir(), "&tls-hostname=elsewhere"));
     assert!(line.contains("TLS: invalid peer certificate"), "{line}");
-    // Who believes it, and has no certificate, or one by somebody else.
+    // Clients that trust the server, but have no certificate, or one of another authority.
     let stranger = tempfile::tempdir().expect("a directory");
     let path = |name: &str| stranger.path().join(name);
     std::fs::copy(pki.path("ca-cert.pem"), path("ca-cert.pem")).expect("copied");
@@ -66,7 +66,7 @@ fn only_the_right_server_is_believed_and_the_right_client_let_in() {
         std::fs::copy(others.path(name), path(name)).expect("copied");
     }
     refuses(&nbds(&server, stranger.path(), ""));
-    // Files that are none.
+    // Invalid certificate files.
     std::fs::write(path("ca-cert.pem"), "nothing").expect("written");
     let line = refuses(&nbds(&server, stranger.path(), ""));
     assert!(
@@ -80,7 +80,7 @@ fn only_the_right_server_is_believed_and_the_right_client_let_in() {
     );
     let line = refuses(&nbds(&server, pki.dir(), "&tls-hostname=a%20b"));
     assert!(line.contains("tls-hostname"), "{line}");
-    // Servers without TLS, and clients.
+    // Servers without TLS, and clients without TLS.
     let plain = Server::nbdkit(&["memory", "2M"]);
     let line = refuses(&nbds(&plain, pki.dir(), ""));
     assert!(line.contains("does not support TLS; write nbd"), "{line}");
@@ -88,7 +88,7 @@ fn only_the_right_server_is_believed_and_the_right_client_let_in() {
     assert!(line.contains("requires TLS; write nbds"), "{line}");
 }
 
-/// What is written again after a loss goes by TLS, too.
+/// Writes that are sent again after a loss use TLS, too.
 #[test]
 fn a_server_is_found_again_by_tls() {
     let pki = Pki::new();
