@@ -48,7 +48,7 @@ pub enum Cache {
     /// Data stays in the host's page cache until the guest flushes. (Live migration between hosts
     /// needs `None`: each host has its own page cache.)
     Writeback,
-    /// Nothing is cached: a write is durable when it completes.
+    /// Reads and writes use the host's page cache, and a write is durable when it completes.
     Writethrough,
 }
 
@@ -274,10 +274,10 @@ impl FileDisk {
         }
     }
 
-    /// Makes the kernel write the file's cached data now; may block. An error is reported to the
-    /// next flush.
+    /// Makes the kernel write the file's cached data now; may block. With the page cache, an error
+    /// is reported to the next flush; with [`Cache::None`] it is dropped.
     pub fn flush_early(&self) {
-        // The failure is remembered in `flushes`.
+        // `flushes` remembers a failure, except with `Cache::None`.
         let _ = self.shared.flush();
     }
 

@@ -53,7 +53,7 @@ struct Mailbox {
 impl Mailbox {
     fn ring(&self) {
         if let Some(event) = &self.event {
-            // An eventfd's counter cannot overflow by ones.
+            // The eventfd's counter cannot overflow by increments of one.
             let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }

@@ -176,7 +176,7 @@ impl IoUring {
                     });
                 }
                 if cqe.result() == -libc::ECANCELED {
-                    // The engine is being dropped, or the watch was removed.
+                    // The engine is being dropped.
                 } else if cqe.result() < 0 {
                     tracing::error!("io_uring: cannot watch an eventfd: {cqe:?}");
                 } else if !cqueue::more(cqe.flags()) {
