@@ -65,7 +65,8 @@ impl Server {
     /// Stops the server's process: it does not respond until [`Server::go_on`].
     pub fn stop(&self) {
         self.signal("STOP");
-        // The process stops when one of its threads has handled the signal. The others run until then.
+        // The process counts as stopped when one of its threads has handled the signal; the others
+        // run until they have, too.
         until("the stop of all threads", || self.has_stopped());
     }
 
