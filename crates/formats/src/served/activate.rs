@@ -1,7 +1,7 @@
-//! Taking an image into use: everything that is in memory comes from here.
+//! Activates an image: creates everything that is in memory while it is in use.
 //!
-//! Headers are read again, since another process may have had the image
-//! between opening and now: the source of a live migration, say.
+//! Headers are read again, since another process may have changed the image after it was opened:
+//! for example the source of a live migration.
 
 use super::active::{Active, Layer};
 use super::alloc::{Allocator, Append, Refcounts, Space};
@@ -29,19 +29,19 @@ use fathom_core::DiskError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Slices of one image in memory, at least.
+/// Minimum number of slices of one image in memory.
 const MIN_SLICES: u64 = 16;
 
-/// What is made anew for each activation.
+/// The inputs of one activation.
 struct Fresh<'a> {
     chain: &'a Chain,
     options: &'a ImageOptions,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     size: u64,
-    /// What the image in that storage has become since it was opened.
+    /// The header of the image in that storage after a rebase by this server.
     rebased: Option<&'a (StorageId, Image)>,
     epochs: Arc<Epochs>,
-    /// Bytes of L2 tables for one image.
+    /// Bytes of L2 tables in memory per image.
     cache: u64,
 }
 
@@ -116,7 +116,7 @@ impl Fresh<'_> {
             })
     }
 
-    /// The first image may have been resized since it was opened.
+    /// Returns the size of the image. The top image may have been resized since it was opened.
     fn size_of(&self, link: &Link) -> u64 {
         match link.storage {
             0 => self.size,
@@ -124,7 +124,10 @@ impl Fresh<'_> {
         }
     }
 
-    /// Of images below, nobody records anything; nor of one that could have none when it was opened.
+    /// Returns the handling of the image's own bitmaps.
+    ///
+    /// Nobody records changes for backing images, nor for a top image that could have no bitmaps
+    /// when it was opened.
     fn bitmaps_of(&self, link: &Link) -> OwnBitmaps {
         let can_have = |link: &Link| link.storage == 0 && self.chain.can_have_bitmaps;
         match self.options.own_bitmaps {
@@ -133,7 +136,7 @@ impl Fresh<'_> {
         }
     }
 
-    /// The inner error is of an image that a repair may help.
+    /// Reads an image's tables. The inner error describes damage that a repair may fix.
     fn tables(
         &self,
         link: &Link,
@@ -309,7 +312,7 @@ impl Fresh<'_> {
         Ok(Ok(Tables::new(parts)))
     }
 
-    /// With the clusters of all L2 tables.
+    /// Collects the image's metadata regions, including the clusters of all L2 tables.
     fn metadata(&self, regions: Regions, parts: &Parts) -> std::result::Result<Metadata, String> {
         let layout = &parts.layout;
         let per_table = layout.table_bytes() >> layout.cluster_bits();
@@ -325,9 +328,9 @@ impl Fresh<'_> {
     }
 }
 
-/// Big- or little-endian numbers.
+/// Reads a table of 64-bit words in the layout's byte order.
 fn words(file: &dyn Storage, at: HostOffset, count: u64, layout: Layout) -> Result<Vec<u64>> {
-    // The header's checks have bounded it.
+    // The header's checks have bounded the count.
     let mut bytes = vec![0; count as usize * 8];
     file.bytes()
         .read_at(&mut bytes, at.0)
@@ -336,7 +339,7 @@ fn words(file: &dyn Storage, at: HostOffset, count: u64, layout: Layout) -> Resu
     Ok(words.iter().map(|w| layout.word(*w)).collect())
 }
 
-/// Where an image's metadata is, but for L2 tables.
+/// Collects the regions of an image's metadata, except L2 tables.
 fn regions(
     file: &dyn Storage,
     header: &qcow2::Header,
@@ -362,7 +365,7 @@ fn regions(
     })
 }
 
-/// It was not closed cleanly, and says that this matters.
+/// Returns whether the image was not closed cleanly and its header demands a check.
 fn needs_check(image: &Image) -> bool {
     match image {
         Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => false,
@@ -388,7 +391,7 @@ fn repair(file: &dyn Storage, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// What lies behind the end of a file reads as zeroes, which would be wrong of what was cut off.
+/// Fails if a raw file has become shorter, since its missing data would read as zeroes.
 fn whole(link: &Link, file: &dyn Storage) -> Result<()> {
     let len = file.bytes().len();
     let len = len.map_err(Error::io("cannot read its size"))?;
@@ -401,7 +404,7 @@ fn whole(link: &Link, file: &dyn Storage) -> Result<()> {
     }
 }
 
-/// Whoever had the image meanwhile must have left it the same disk, on images that are open here.
+/// Fails unless the image still has its size, and its backing file is the one that is open here.
 fn same(before: &Image, size: u64, now: &Image) -> Result<()> {
     match size == now.size() && has_same_below(before, now) {
         true => Ok(()),
@@ -416,7 +419,7 @@ fn other_disk() -> Error {
     )
 }
 
-/// What the first write may not happen without.
+/// Writes the header changes that must be durable before the first write.
 fn prepare_qcow2(
     file: &dyn Storage,
     header: &mut qcow2::Header,
@@ -433,8 +436,11 @@ fn prepare_qcow2(
     }
 }
 
-/// The enabled bitmaps of an image do not know of what is written from now on; somebody else knows what so many of
-/// them would. False: nobody must believe any of them, by the header's flag, which is to be written.
+/// Marks the image's enabled bitmaps as unusable, since they miss writes from now on.
+///
+/// `recorded` is the number of these bitmaps whose changes are recorded elsewhere. Returns false
+/// if the bitmaps cannot be marked. The bitmaps flag in `header` is then clear, which makes all of
+/// them invalid; the caller has to write the header.
 pub(super) fn miss_writes(file: &dyn Storage, header: &mut qcow2::Header, recorded: usize) -> bool {
     let path = file.path().display();
     match mark_unrecorded(file.bytes(), header) {

@@ -13,19 +13,19 @@ use std::sync::atomic::AtomicBool;
 /// One image of the chain; the first is the one that the guest writes to.
 #[derive(Clone)]
 pub(super) enum Layer {
-    /// The guest's byte n is the file's byte `offset` + n.
+    /// An image without tables: the guest's byte n is the file's byte `offset` + n.
     Raw {
         storage: StorageId,
         offset: HostOffset,
         size: u64,
-        /// The file has it as it is.
+        /// Whether the file stores the guest's bytes unchanged (neither LUKS nor a foreign format).
         is_plain: bool,
     },
     Tables(Arc<Tables>),
 }
 
 impl Layer {
-    /// Of the guest's disk that it knows of, in bytes.
+    /// Returns the bytes of the guest's disk that this image covers.
     pub(super) fn size(&self) -> u64 {
         match self {
             Layer::Raw { size, .. } => *size,
@@ -33,7 +33,7 @@ impl Layer {
         }
     }
 
-    /// Clusters of it come and go.
+    /// Returns whether clusters of the image may be allocated and freed.
     pub(super) fn is_writable(&self) -> bool {
         match self {
             Layer::Raw { .. } => false,
@@ -41,7 +41,7 @@ impl Layer {
         }
     }
 
-    /// So many internal snapshots the image has.
+    /// Returns the number of internal snapshots of the image.
     pub(super) fn snapshots(&self) -> u32 {
         match self {
             Layer::Raw { .. } => 0,
@@ -58,7 +58,7 @@ pub(super) enum Place {
         at: HostOffset,
     },
     Zero,
-    /// In the compressed cluster of that layer that starts at guest offset
+    /// In a compressed cluster of image number `layer`. The cluster starts at guest offset
     /// `cluster`.
     Compressed {
         layer: usize,
@@ -67,22 +67,22 @@ pub(super) enum Place {
     },
 }
 
-/// Shared by all workers.
+/// A chain in use, shared by all workers.
 pub(super) struct Active {
     pub(super) layers: Vec<Layer>,
     pub(super) storages: Vec<Arc<dyn Storage>>,
-    /// Their bytes when they were taken into use.
+    /// Size in bytes of each storage at activation; 0 for storages that are not in use.
     pub(super) lengths: Vec<u64>,
-    /// It was said that one was cut.
+    /// Whether the truncation of a file was logged.
     pub(super) complained: AtomicBool,
     pub(super) epochs: Arc<Epochs>,
     pub(super) helpers: Arc<Helpers>,
-    /// See `ImageOptions`.
+    /// See [`ImageOptions::rebasing`](super::ImageOptions::rebasing).
     pub(super) rebasing: bool,
 }
 
 impl Active {
-    /// The image that the guest writes to, unless it is raw.
+    /// Returns the tables of the image that the guest writes to; `None` if that image is raw.
     pub(super) fn top(&self) -> Option<&Tables> {
         match &self.layers[0] {
             Layer::Tables(tables) => Some(tables),
@@ -90,7 +90,7 @@ impl Active {
         }
     }
 
-    /// Where the image is that the guest writes to.
+    /// Returns the storage of the image that the guest writes to.
     pub(super) fn storage(&self) -> StorageId {
         match &self.layers[0] {
             Layer::Tables(tables) => tables.storage,
@@ -98,7 +98,7 @@ impl Active {
         }
     }
 
-    /// The images from that depth on, by themselves.
+    /// Returns the part of the chain that starts at that depth.
     pub(super) fn from(&self, depth: usize) -> Active {
         Active {
             layers: self.layers[depth..].to_vec(),
@@ -111,7 +111,7 @@ impl Active {
         }
     }
 
-    /// Marks the images that are written to as open.
+    /// Marks the writable images as open.
     pub(super) fn open_for_writing(&self) {
         for layer in &self.layers {
             if let Layer::Tables(tables) = layer {
@@ -120,7 +120,7 @@ impl Active {
         }
     }
 
-    /// From now on nobody takes what was cut off a file for zeroes.
+    /// Installs a guard on each storage, so that truncated data is not read as zeroes.
     pub(super) fn guard_ends(self: &Arc<Active>) {
         for (id, storage) in (0..).zip(&self.storages) {
             let active = Arc::downgrade(self);
@@ -131,9 +131,10 @@ impl Active {
         }
     }
 
-    /// Where the bytes from `guest` on are, as the layers from `first` on see
-    /// them, and for how many that is true: `max` at most. Tables are read if
-    /// need be.
+    /// Returns where the bytes from `guest` on are, as the layers from `first` on see them.
+    ///
+    /// Also returns the number of bytes that this holds for, `max` at most. Reads tables if need
+    /// be.
     pub(super) async fn place(
         &self,
         io: &impl Io,
@@ -176,8 +177,9 @@ impl Active {
         Ok((Place::Zero, max))
     }
 
-    /// Whether a raw backing file is sparse there. (Images in a format say so
-    /// themselves.) A system call, but no I/O.
+    /// Returns whether a raw backing file has a hole there. A system call, but no I/O.
+    ///
+    /// (Images with tables report zeroes themselves.)
     fn is_hole(&self, storage: StorageId, at: HostOffset, len: u64) -> bool {
         let is_raw =
             |layer: &Layer| matches!(layer, Layer::Raw { storage: of, .. } if *of == storage);
@@ -188,7 +190,7 @@ impl Active {
                 .is_hole(at.0, len)
     }
 
-    /// Whether the layers from `first` on have nothing but zeroes there.
+    /// Returns whether the layers from `first` on read as zeroes in that range.
     pub(super) async fn is_zero(
         &self,
         io: &impl Io,
@@ -210,7 +212,7 @@ impl Active {
 }
 
 impl Tables {
-    /// What the bytes from `guest` on are, `max` at most.
+    /// Returns what the bytes from `guest` on are, and for how many bytes, `max` at most.
     pub(super) async fn look_up(
         &self,
         io: &impl Io,

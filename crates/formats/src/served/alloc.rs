@@ -1,4 +1,4 @@
-//! Which clusters of an image's file are free.
+//! Allocates and frees clusters of an image's file.
 
 mod append;
 mod bytes;
@@ -18,25 +18,25 @@ use fathom_core::Op;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// By how much a file is made longer than needed, in bytes.
+/// Range of bytes by which a file is made longer than needed.
 const AHEAD: Range<u64> = 1 << 20..64 << 20;
 
 /// Maximum number of discards in flight for one flush.
 const DISCARDS: usize = 32;
 
-/// Bytes of zeroes at its new end.
+/// Bytes of zeroes that are written at the file's new end.
 const EXTENSION: usize = 4096;
 
-/// Clusters in a row that nothing refers to yet.
+/// A range of adjacent clusters that nothing refers to yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) clusters: Range<u64>,
-    /// They read as zeroes: the file has never been so long.
+    /// Whether the clusters read as zeroes, since the file has never been so long.
     pub(super) fresh: bool,
 }
 
 impl Run {
-    /// Where it starts.
+    /// Returns the offset of the first cluster.
     pub(super) fn start(&self, cluster_bits: u32) -> HostOffset {
         HostOffset::of_cluster(self.clusters.start, cluster_bits)
     }
@@ -48,23 +48,24 @@ impl Run {
 
 /// How an image keeps track of its clusters.
 pub(super) enum Space {
-    /// Nothing is ever allocated.
+    /// The image is read-only; nothing is ever allocated.
     ReadOnly,
-    /// qcow2.
+    /// qcow2: refcounts.
     Refcounts(Box<Refcounts>),
-    /// QED: nothing is free but what comes after the end.
+    /// QED: only clusters after the end of the file are free.
     Append(Append),
 }
 
-/// Behind the lock of the image's state.
+/// The free space and the metadata regions, behind the lock of the image's state.
 pub(super) struct Allocator {
     pub(super) space: Space,
     pub(super) metadata: Metadata,
 }
 
 impl Allocator {
-    /// Up to `n` clusters, or exactly so many, of those that are known to be
-    /// free. None: search for more. Their refcounts are one now.
+    /// Takes up to `n` adjacent clusters, or exactly `n`, of those that are known to be free.
+    ///
+    /// Sets their refcounts to one. `None`: the caller has to search for more free clusters.
     fn take(&mut self, n: u64, exact: bool) -> Result<Option<Run>, Problem> {
         let run = match &mut self.space {
             Space::ReadOnly => None,
@@ -97,7 +98,7 @@ impl Allocator {
 }
 
 impl Tables {
-    /// Allocates up to `n` clusters, or exactly so many in a row.
+    /// Allocates up to `n` adjacent clusters, or exactly `n`.
     pub(super) async fn allocate(&self, io: &impl Io, n: u64, exact: bool) -> Result<Run, Errno> {
         let take = |alloc: &mut Allocator| alloc.take(n, exact);
         let bits = self.layout.cluster_bits();
@@ -107,8 +108,9 @@ impl Tables {
         Ok(run)
     }
 
-    /// What `take` gives, which ends at byte `end`, after as many searches for
-    /// `n` clusters as that needs.
+    /// Calls `take` until it succeeds, and searches for `n` free clusters before each retry.
+    ///
+    /// `end` returns the end of the allocated range in the file.
     async fn obtain<T>(
         &self,
         io: &impl Io,
@@ -133,9 +135,10 @@ impl Tables {
         Ok(taken)
     }
 
-    /// Makes the file longer than it has to be, so that not every write to a
-    /// new cluster does: file systems serialise writes that do (ext4, O_DIRECT,
-    /// depth 32: half the speed). What was not needed is cut off in the end.
+    /// Makes the file longer than needed, so that few writes to a new cluster change its length.
+    ///
+    /// File systems serialise writes that make a file longer (ext4, O_DIRECT, depth 32: half the
+    /// speed). The unused end is cut off when the image is deactivated.
     async fn extend_ahead(&self, io: &impl Io, end: HostOffset) {
         let _extending = self.extending.lock_all().await;
         let len = self.file_len.load(Ordering::Acquire);
@@ -150,7 +153,7 @@ impl Tables {
         let at = HostOffset(len - EXTENSION as u64);
         match io.write(self.storage, at, block).await {
             Ok(()) => self.file_len.store(len, Ordering::Release),
-            // There may be room for what is needed.
+            // There may still be room for the clusters that are needed.
             Err(_) => self.cannot_extend.store(true, Ordering::Relaxed),
         }
     }
@@ -162,7 +165,7 @@ impl Tables {
     ) -> Result<Option<T>, Errno> {
         let taken = {
             let mut state = self.state();
-            // Refcounts change with whatever is taken.
+            // Each allocation changes refcounts.
             let taken = take(&mut state.alloc);
             if !matches!(taken, Ok(None)) {
                 self.set_dirty(&mut state);
@@ -176,7 +179,7 @@ impl Tables {
         Ok(taken)
     }
 
-    /// Clusters that were allocated and never linked.
+    /// Returns clusters that were allocated and never linked.
     pub(super) fn give_back(&self, run: &Run) {
         self.counts.free(run.clusters.end - run.clusters.start);
         let mut state = self.state();
@@ -184,7 +187,7 @@ impl Tables {
         self.set_dirty(&mut state);
     }
 
-    /// Makes more free clusters known, or fails. One task at a time.
+    /// Finds more free clusters, or fails. One task at a time.
     async fn search(&self, io: &impl Io, n: u64) -> Result<(), Errno> {
         let append = match &self.state().alloc.space {
             Space::ReadOnly => return Err(libc::EROFS),
@@ -197,11 +200,13 @@ impl Tables {
         }
     }
 
-    /// Lowers the refcounts of what was unlinked, durably. What is free and not in use by any request in flight can be
-    /// taken from now on, or waits for [`Tables::discard_freed`].
+    /// Durably lowers the refcounts of unlinked clusters.
+    ///
+    /// A cluster whose refcount is now 0 and that no request in flight uses can be allocated from
+    /// now on, or waits for [`Tables::discard_freed`].
     pub(super) async fn release(&self, io: &impl Io, gone: &[Unlinked]) -> Result<(), Errno> {
         let bits = self.layout.cluster_bits();
-        // Nobody looks for free clusters before they are known as such.
+        // Nobody may search for free clusters before the freed ones are known.
         let _searching = self.searching.lock_all().await;
         let mut free = Runs::default();
         let mut outcome = Ok(());
@@ -223,8 +228,10 @@ impl Tables {
         outcome
     }
 
-    /// Discards free clusters in the file, several runs at once; then they can be taken. The caller holds no lock, and
-    /// nobody waits for it but a write that has found no room (`reclaim`), and the end of the image's use.
+    /// Discards free clusters in the file, several runs at once; then they can be allocated.
+    ///
+    /// The caller holds no lock. Only a write that found no room (`reclaim`) and the deactivation
+    /// of the image wait for it.
     pub(super) async fn discard_freed(&self, io: &impl Io) {
         if !self.has_to_discard() {
             return;
@@ -245,7 +252,7 @@ impl Tables {
             };
             let started: Vec<_> = runs.into_iter().map(start).collect();
             for (discard, run) in started {
-                // It is advice.
+                // A discard is advice, so its errors are ignored.
                 let _ = discard.await;
                 let clusters = run.end - run.start;
                 if let Some(space) = refcounts(&mut self.state()) {
@@ -256,13 +263,13 @@ impl Tables {
         }
     }
 
-    /// Whether free clusters wait for their discard.
+    /// Returns whether free clusters wait for their discard.
     pub(super) fn has_to_discard(&self) -> bool {
         let waits = |space: &mut Refcounts| space.has_to_discard();
         self.discard && refcounts(&mut self.state()).is_some_and(waits)
     }
 
-    /// So many clusters that the guest had given up can be taken.
+    /// Counts clusters that the guest had freed and that can be allocated again.
     fn reused(&self, clusters: u64) {
         if clusters > 0 {
             self.counts.free(clusters);
@@ -270,7 +277,7 @@ impl Tables {
         }
     }
 
-    /// True if that was the last reference.
+    /// Lowers a cluster's refcount; true if that was the last reference.
     async fn lower(&self, io: &impl Io, cluster: u64, is_table: bool) -> Result<bool, Errno> {
         self.load_refcounts_of(io, cluster).await?;
         let mut state = self.state();
@@ -278,7 +285,7 @@ impl Tables {
         if is_table {
             state.alloc.metadata.remove_table(cluster..cluster + 1);
         }
-        // What guest data has left may be metadata's, too, which would be given to other data next.
+        // The freed guest cluster may also hold metadata, which an allocation would then overwrite.
         if let Some(region) = state.alloc.metadata.in_cluster(cluster) {
             return self.checked(Err(format!(
                 "guest data was in cluster {cluster}, which holds {region}"
@@ -293,7 +300,7 @@ impl Tables {
     }
 }
 
-/// For parts that only refcounted images have.
+/// Returns the refcounts; `None` for formats that have none.
 pub(super) fn refcounts(state: &mut State) -> Option<&mut Refcounts> {
     match &mut state.alloc.space {
         Space::Refcounts(space) => Some(space),

@@ -1,4 +1,4 @@
-//! Work on the structures of an image while nobody uses it.
+//! Exclusive access to the structures of an image that is not in use.
 
 use super::disk::ImageDisk;
 use super::problem::{told, unusable};
@@ -7,8 +7,9 @@ use fathom_core::DiskError;
 use fathom_files::ImageFile;
 
 impl ImageDisk {
-    /// Has the image's own file be looked at, whether it is in use or not: but for what changes just then, it has what was
-    /// last written to it.
+    /// Calls `look` with the top image's file, whether the disk is in use or not.
+    ///
+    /// `look` sees the state last written to the file, except for changes in progress.
     pub fn look<T>(
         &self,
         look: impl FnOnce(&dyn ImageFile) -> Result<T>,
@@ -17,8 +18,11 @@ impl ImageDisk {
         look(file.bytes()).map_err(told(file.path()))
     }
 
-    /// Has work done on the image's own file, as `offline` does it, under the locks that the disk takes when it is used. It
-    /// is not in use, and whoever takes it into use then finds what was done.
+    /// Calls `work` with the top image's file, under the locks that the disk takes when it is in
+    /// use.
+    ///
+    /// `work` changes the file as `offline` does, and the next activation sees its changes. Fails
+    /// if the disk is in use or read-only.
     pub fn alone<T>(
         &self,
         work: impl FnOnce(&dyn ImageFile) -> Result<T>,

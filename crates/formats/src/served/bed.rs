@@ -1,4 +1,4 @@
-//! A qcow2 image in memory, in use, whose one worker is the test itself.
+//! Test bed: a qcow2 image in memory, in use, whose only worker is the test itself.
 
 use super::{ImageDisk, ImageOptions};
 use crate::Format;
@@ -9,7 +9,7 @@ use fathom_core::{Channel, Cx, Disk, Op, Owner, RequestId, Stamps};
 use libc::iovec;
 use std::sync::Arc;
 
-/// The image, and the worker.
+/// The disk, its file, and the worker's channel and context.
 pub(super) struct Bed {
     pub(super) disk: Arc<ImageDisk>,
     pub(super) storage: MemoryStorage,
@@ -18,7 +18,9 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    /// An image of so many bytes that was created with these options. `change` is done to its file before it is used.
+    /// Creates an image of `size` bytes with these options, and activates it.
+    ///
+    /// `change` may edit the file before the image is opened.
     pub(super) fn new(options: &[(&str, &str)], size: u64, change: impl FnOnce(&mut [u8])) -> Bed {
         let file = MemoryFile::new(Vec::new(), 64 << 20);
         let mut created = create::Options::new(Format::Qcow2);
@@ -49,7 +51,7 @@ impl Bed {
         }
     }
 
-    /// Has the worker carry out a request, and returns its error.
+    /// Runs a request to its end and returns its error number, 0 for success.
     pub(super) fn request(&mut self, op: Op, at: u64, len: usize, fua: bool) -> i32 {
         let mut data = vec![1u8; len];
         let id = self.cx.slab.take().unwrap();

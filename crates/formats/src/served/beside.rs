@@ -1,4 +1,4 @@
-//! Other disks on the images of a chain, beside the one that users have: for jobs that change the chain.
+//! Side views: further disks on the images of a disk's chain, for jobs that change the chain.
 
 use super::active::Active;
 use super::channel::ImageChannel;
@@ -15,37 +15,38 @@ use std::sync::Arc;
 /// An image of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainImage {
-    /// The file that it is in.
+    /// Path of the image's file.
     pub path: PathBuf,
     pub format: Format,
-    /// Of the disk that it is with those below it, in bytes.
+    /// Size in bytes of the disk that this image and its backing images form.
     pub size: u64,
-    /// So many internal snapshots it has, which need what is below it, too.
+    /// Number of internal snapshots; they need the backing images, too.
     pub snapshots: u32,
 }
 
 impl ChainImage {
-    /// It may have other snapshots.
+    /// Returns whether both are the same image; their snapshots may differ.
     pub fn is_same(&self, other: &ChainImage) -> bool {
         (&self.path, self.format, self.size) == (&other.path, other.format, other.size)
     }
 }
 
-/// What a disk is for that is beside another one.
+/// The purpose of a side view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// It is the image of that depth, 1 or more, with all that is below it: what it is written to is seen where those above
-    /// have nothing.
+    /// The image at that depth, 1 or more, with all images below it. Data written to it is visible
+    /// where the images above have none.
     Below(usize),
-    /// There are two. One is the image of depth `base`, as above; the other one, which is only read, is that of depth
-    /// `top`, 1 or more and less than `base`, with all that is below it. The header of the image above that can be written.
+    /// Two side views. One is the image at depth `base`, as for `Below`. The other is only read:
+    /// the image at depth `top`, from 1 to less than `base`, with all images below it. The header
+    /// of the image above `top` can be written.
     Between { top: usize, base: usize },
-    /// It is the same disk; what is read by it becomes the image's own.
+    /// The same disk with copy-on-read: data that is read is copied into the top image.
     CopyOnRead,
 }
 
 impl Beside {
-    /// The image below others that is written to.
+    /// Returns the depth of the backing image that is written to.
     pub(super) fn base(self) -> Option<usize> {
         match self {
             Beside::Below(base) | Beside::Between { base, .. } => Some(base),
@@ -53,7 +54,7 @@ impl Beside {
         }
     }
 
-    /// The image whose header alone is written to.
+    /// Returns the depth of the image of which only the header is written.
     pub(super) fn header(self) -> Option<usize> {
         match self {
             Beside::Between { top, .. } => top.checked_sub(1),
@@ -62,7 +63,7 @@ impl Beside {
     }
 }
 
-/// It shares all that is in memory of the images with the disk that users have, and is in use as long as that one is.
+/// A side view of a disk. It shares all state in memory with the disk and is in use as long.
 pub struct BesideDisk {
     shared: Arc<Shared>,
     storages: Vec<Arc<dyn Storage>>,
@@ -72,7 +73,7 @@ pub struct BesideDisk {
 }
 
 impl BesideDisk {
-    /// The one that is written to first.
+    /// Creates the side views that the options ask for, the writable one first.
     pub(super) fn all(
         chain: &Chain,
         options: &ImageOptions,
@@ -106,12 +107,12 @@ impl BesideDisk {
         })
     }
 
-    /// Images of the chain that are above it.
+    /// Returns the number of images of the chain above this one.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// The chain is in use.
+    /// Starts the use of the side view; called when the chain is activated.
     pub(super) fn begin(&self, chain: &Active) {
         self.shared
             .set_active(Some(Arc::new(chain.from(self.depth))));

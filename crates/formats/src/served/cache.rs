@@ -9,16 +9,17 @@ use std::sync::atomic::Ordering;
 
 pub(super) struct Cache {
     slices: HashMap<u64, Arc<Slice>>,
-    /// In the order in which they will be asked whether they can go.
+    /// Slice numbers in the order in which they are considered for eviction.
     order: VecDeque<u64>,
     max: usize,
-    /// Number of slices that have left it.
+    /// Number of slices evicted so far.
     evicted: u64,
 }
 
-/// How many slices are asked to go before the cache grows beyond its bounds:
-/// what is dirty or in use cannot, and is bounded by the requests in flight
-/// and by when metadata is written back.
+/// Maximum number of slices that are considered for eviction before the cache exceeds its limit.
+///
+/// Slices that are dirty or in use cannot be evicted. Their number is limited by the requests in
+/// flight and by the write-back of metadata.
 const ASKED: usize = 64;
 
 impl Cache {
@@ -31,13 +32,13 @@ impl Cache {
         }
     }
 
-    /// Lets go of everything; nobody uses the image.
+    /// Removes all slices. The image must not be in use.
     pub(super) fn clear(&mut self) {
         self.slices.clear();
         self.order.clear();
     }
 
-    /// Lets go of slices that speak of nothing any more, and that nobody needs.
+    /// Removes slices that describe no part of the disk any more and that nobody needs.
     pub(super) fn forget(&mut self, numbers: Range<u64>) {
         for number in numbers.clone() {
             if let Some(slice) = self.slices.remove(&number) {
@@ -48,12 +49,12 @@ impl Cache {
         self.order.retain(|number| !numbers.contains(number));
     }
 
-    /// Number of slices that have left the cache, over its life.
+    /// Returns the number of slices evicted over the life of the cache.
     pub(super) fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Slices that it holds at most while none must stay.
+    /// Returns the limit in slices, which only pinned and dirty slices may exceed.
     pub(super) fn max(&self) -> usize {
         self.max
     }
@@ -64,14 +65,14 @@ impl Cache {
         Some(slice.clone())
     }
 
-    /// The slice, to stay.
+    /// Returns the slice, pinned.
     pub(super) fn pin(&self, number: u64) -> Option<Pinned> {
         let slice = self.get(number)?;
         slice.pins.fetch_add(1, Ordering::Relaxed);
         Some(Pinned(slice))
     }
 
-    /// Takes in a slice that it does not hold, to stay.
+    /// Inserts a slice that is not in the cache, and pins it.
     pub(super) fn insert(&mut self, slice: Arc<Slice>) -> Pinned {
         let mut asked = 0;
         while self.slices.len() >= self.max && asked < ASKED {
@@ -85,7 +86,8 @@ impl Cache {
         Pinned(slice)
     }
 
-    /// Lets the next slice go, unless it was used since it was last asked.
+    /// Evicts the next slice in order, unless it is pinned, dirty, or used since the last call for
+    /// it.
     fn ask_next(&mut self) {
         let Some(number) = self.order.pop_front() else {
             return;

@@ -1,5 +1,7 @@
-//! One worker's way to an image: what can be told at once goes straight to
-//! the storage, at the place where the bytes are; everything else is a task.
+//! One worker's channel to an image.
+//!
+//! A request that can be mapped at once is passed directly to the storage at its host offset. Every
+//! other request is a task.
 
 use super::active::{Active, Layer};
 use super::disk::Shared;
@@ -28,32 +30,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a task pauses that waits for other requests.
+/// Time for which a task pauses while it waits for other requests.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The image in use, as this worker sees it.
+/// The chain in use, as this worker sees it.
 struct Current {
     active: Arc<Active>,
     lookup: Lookup,
     counts: Arc<InFlight>,
-    /// Clusters may become free while it is in use.
+    /// Whether clusters may become free while the chain is in use.
     frees: bool,
 }
 
 pub(super) struct ImageChannel {
     shared: Arc<Shared>,
-    /// Of the activation that `current` belongs to.
+    /// Generation of the activation that `current` belongs to.
     generation: u64,
     current: Option<Current>,
     storages: Vec<Box<dyn Channel>>,
     executor: Executor,
     io: Rc<WorkerIo>,
-    /// Before the storages' turn.
+    /// Position in the list of completed requests before the storages ran.
     mark: Mark,
 }
 
 impl ImageChannel {
-    /// For a disk in these files; `path` is its name.
+    /// Creates a channel for a disk in these files; `path` names the disk in errors.
     pub(super) fn boxed(
         shared: &Arc<Shared>,
         storages: &[Arc<dyn Storage>],
@@ -93,7 +95,7 @@ impl ImageChannel {
         })
     }
 
-    /// What a worker keeps of an activation goes with it.
+    /// Replaces this worker's view of the chain after an activation or deactivation.
     #[cold]
     fn renew(&mut self, generation: u64) {
         self.generation = generation;
@@ -105,7 +107,7 @@ impl ImageChannel {
         });
     }
 
-    /// What the request needs, if that is one thing.
+    /// Maps the request, if it needs a single place; otherwise returns `Found::Else`.
     #[inline]
     fn find(&mut self, request: &Request) -> Result<Found, Errno> {
         let Some(current) = &mut self.current else {
@@ -144,12 +146,13 @@ impl ImageChannel {
                 None => return Err(libc::ENOTSUP),
             },
             Op::Write => match current.lookup.write(active, guest, len) {
-                // Such a write needs a flush of metadata, too. The order matters: whoever links a cluster marks the
-                // image dirty before the look-up can find its entry, so the state is read after the look-up.
+                // Such a write needs a flush of metadata, too. The order matters: whoever links a
+                // cluster marks the image dirty before the look-up can find its entry, so the state
+                // is read after the look-up.
                 _ if request.fua && !is_durable(top) => Found::Else,
                 found => found,
             },
-            // (What the flush covers was answered before the guest sent the flush.)
+            // (All writes that the flush covers completed before the guest sent the flush.)
             Op::Flush if is_durable(top) => Found::Data {
                 storage: active.storage(),
                 at: HostOffset(0),
@@ -193,7 +196,7 @@ impl ImageChannel {
         self.executor.spawn(task.run());
     }
 
-    /// Lets tasks and their operations go on as far as they go.
+    /// Runs tasks and their operations until none of them can make progress.
     fn drive(&mut self, cx: &mut Cx) {
         loop {
             let ran = self.executor.run();
@@ -214,8 +217,10 @@ impl ImageChannel {
         }
     }
 
-    /// Does what is to be done for nobody's request. Whoever waits for it learns that nobody does
-    /// it by the loss of the job.
+    /// Starts a job, which belongs to no request.
+    ///
+    /// While the disk is not active, the job is dropped. The caller that waits for the job learns
+    /// this from the closed outcome channel.
     fn spawn_job(&mut self, cx: &mut Cx, job: Job) {
         let generation = self.shared.generation.load(Ordering::Acquire);
         if generation != self.generation {
@@ -231,13 +236,14 @@ impl ImageChannel {
         self.executor.spawn(async move {
             let outcome = active.resize(&io, &shared, &counts, &job).await;
             io.worker.leave(io.parent);
-            // He may have given up.
+            // The caller may have stopped waiting.
             let _ = job.outcome.send(outcome);
         });
     }
 
-    /// The request is about to look clusters up, which must not be used for
-    /// anything else before it is done.
+    /// Enters the request into the current epoch.
+    ///
+    /// The request is about to look clusters up, which must not be reused before it completes.
     #[inline]
     fn count(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &mut cx.slab[id];
@@ -249,7 +255,7 @@ impl ImageChannel {
         };
     }
 
-    /// Books of what has been completed since the mark.
+    /// Leaves the epochs of the requests that have completed since the mark.
     #[inline]
     fn account(&mut self, cx: &mut Cx) {
         let Some(current) = &self.current else { return };
@@ -263,7 +269,7 @@ impl ImageChannel {
     }
 }
 
-/// Whether what the image's own file stores is all that a write in place needs to be durable.
+/// Returns whether a flush of the image's own file makes a write in place durable.
 #[inline]
 fn is_durable(top: Option<&Tables>) -> bool {
     top.is_none_or(|tables| tables.dirty.is_clean() && !tables.has_data_file)
@@ -307,7 +313,7 @@ impl Channel for ImageChannel {
             let storage = usize::from(cx.slab[id].memo[STORAGE]);
             self.storages[storage].complete(cx, id, tag, result);
         } else if tag != woken::IMAGE {
-            // One of them has asked to be told of something.
+            // One of the storages has asked for this wake-up.
             for storage in &mut self.storages {
                 storage.complete(cx, id, tag, result);
             }
@@ -372,8 +378,8 @@ impl Task {
         self.counted = None;
         let worker = &self.io.worker;
         worker.finish(self.io.parent, errno);
-        // The request is answered before its discards. They are in flight by then: whoever waits for the end of the
-        // image's use afterwards finds them.
+        // The request completes before its discards, which are in flight by then. A deactivation
+        // that follows therefore finds them and waits for them.
         if (self.op == Op::Flush || self.fua)
             && let Some(tables) = self.active.top()
         {
@@ -404,7 +410,7 @@ impl Task {
             return active.block_status(io, self.guest, &mut out).await;
         }
         let Some(tables) = active.top() else {
-            // A request beyond its end.
+            // A request beyond the disk's end.
             return Err(libc::EIO);
         };
         let range = self.guest..self.guest + self.len;

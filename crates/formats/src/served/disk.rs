@@ -1,4 +1,4 @@
-//! A disk that is an image in a format.
+//! A disk whose top image is in a format.
 
 use super::activate::activate;
 use super::active::{Active, Layer};
@@ -27,41 +27,42 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Time that discards in flight may take when the image's use ends.
+/// Maximum time to wait for discards in flight when the image is deactivated.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Interval between two looks at them.
+/// Interval between two checks whether these discards have ended.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(1);
 
-/// An image with its chain of backing files, shared by its workers. Its
-/// metadata is in memory from `activate` to `deactivate` only.
+/// An image with its chain of backing images, shared by its workers.
+///
+/// The metadata is in memory from `activate` to `deactivate` only.
 pub struct ImageDisk {
     pub(super) shared: Arc<Shared>,
     pub(super) chain: Chain,
     pub(super) options: ImageOptions,
-    /// Once at a time.
+    /// Serialises resizes.
     resizing: Mutex<()>,
     helpers: Arc<Helpers>,
     keepsake: Mutex<Option<Keepsake>>,
     /// See [`ImageOptions::beside`].
     beside: Vec<Arc<BesideDisk>>,
-    /// The header of which storage, if its backing file was changed here since it was opened.
+    /// The header after this server changed its backing file, and the storage that holds it.
     pub(super) rebased: Mutex<Option<(StorageId, Image)>>,
-    /// The names of the image's own bitmaps that somebody records meanwhile.
+    /// Names of the image's own bitmaps that a user of the disk records meanwhile.
     pub(super) taken: Mutex<Vec<String>>,
-    /// The last activation has restored what a killed server had in memory.
+    /// Whether the last activation restored changes that a killed server had in memory only.
     pub(super) has_restored: AtomicBool,
 }
 
-/// What the workers' channels know.
+/// State that the disk shares with its workers' channels.
 pub(super) struct Shared {
-    /// The disk's bytes: where requests have to end.
+    /// Size of the disk in bytes; requests must end within it.
     size: AtomicU64,
     pub(super) read_only: bool,
     pub(super) discard: bool,
     /// See [`ImageOptions::compress`].
     pub(super) compress: bool,
-    /// What is read becomes the image's own.
+    /// Copy-on-read: data that is read is copied into the top image.
     pub(super) copies_on_read: bool,
     /// Counts activations and deactivations.
     pub(super) generation: AtomicU64,
@@ -88,7 +89,7 @@ impl Shared {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Requests that come go by it.
+    /// Sets the size that later requests are checked against.
     pub(super) fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::SeqCst);
     }
@@ -107,8 +108,9 @@ impl Shared {
 }
 
 impl ImageDisk {
-    /// Opens an image and the files that it names, by way of `opener`. Reads
-    /// headers only. The error is one line that says what to do.
+    /// Opens an image and the files that it names, through `opener`.
+    ///
+    /// Reads headers only. The error is one line that says what to do.
     pub fn open(
         file: Arc<dyn Storage>,
         opener: Arc<dyn Opener>,
@@ -131,20 +133,20 @@ impl ImageDisk {
         })
     }
 
-    /// What is in use, if it is activated.
+    /// Returns the chain in use, or `None` while the disk is not activated.
     pub(super) fn active(&self) -> Option<Arc<Active>> {
         self.shared.active()
     }
 
-    /// The image's own path.
+    /// Returns the path of the top image.
     pub(super) fn path(&self) -> &Path {
         self.chain.path()
     }
 
-    /// All of its images, from its own down.
+    /// Returns all images of the chain, from the top image down.
     pub fn images(&self) -> Vec<ChainImage> {
         let active = self.active();
-        // (In an image in use there may be others than when it was opened.)
+        // (The number of snapshots of an image in use may have changed since it was opened.)
         let snapshots = |depth: usize, link: &Link| match &active {
             Some(active) => active.layers.get(depth).map_or(0, Layer::snapshots),
             None => link.snapshots(),
@@ -156,7 +158,7 @@ impl ImageDisk {
                 .to_owned(),
             format: link.image.format(),
             size: match depth {
-                // (It may have been resized here.)
+                // (The top image may have been resized here.)
                 0 => self.shared.size(),
                 _ => link.size(),
             },
@@ -165,34 +167,35 @@ impl ImageDisk {
         images.collect()
     }
 
-    /// The other disk, for a job: the one that is written to. While this one is in use, so is that.
+    /// Returns the side view that a job writes to. It is in use while this disk is in use.
     pub fn beside(&self) -> Option<Arc<BesideDisk>> {
         self.beside.first().cloned()
     }
 
-    /// The one that is only read, where there are two.
+    /// Returns the side view that is only read, where there are two.
     pub fn reader(&self) -> Option<Arc<BesideDisk>> {
         self.beside.get(1).cloned()
     }
 
-    /// What is counted while it is in use; None: it has no tables.
+    /// Returns the counters of the image; `None` for a format without tables.
     pub fn counts(&self) -> Option<Arc<ImageCounts>> {
         let has_tables = self.options.format.has_tables();
         has_tables.then(|| self.chain.counts.clone())
     }
 
-    /// What is wrong with its images, as far as that is known without a check; each problem once.
+    /// Returns the problems of the disk's images that are known without a check, each one once.
     pub fn problems(&self) -> Vec<ImageProblem> {
         self.chain.condition.problems()
     }
 
-    /// The identities of all its files.
+    /// Returns the identities of all files of the disk.
     pub fn files(&self) -> Vec<(u64, u64)> {
         let storages = self.chain.storages.iter();
         storages.flat_map(|storage| storage.identities()).collect()
     }
 
-    /// The files of the image of depth `from` and of those below it, which gets depth 0 here.
+    /// Returns the files of the image at depth `from`, which has depth 0 here, and of those below
+    /// it.
     pub fn used_files(&self, from: usize) -> Vec<UsedFile> {
         let links = self.chain.links();
         let of_one = |(depth, link): (usize, &Link)| {
@@ -213,18 +216,19 @@ impl ImageDisk {
         links.flat_map(of_one).collect()
     }
 
-    /// Whether it uses the file that was opened by this path.
+    /// Returns whether the disk uses the file that was opened by this path.
     pub fn has_file(&self, path: &Path) -> bool {
         self.chain.storages.iter().any(|file| file.path() == path)
     }
 
-    /// Of all its files, as the images name them.
+    /// Returns the paths of all files of the disk, as the images name them.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         self.chain.paths()
     }
 
-    /// Bytes of what gets its place in the file at once: a cluster, or a
-    /// subcluster where clusters have such.
+    /// Returns the bytes that are allocated in the file at once.
+    ///
+    /// This is a cluster, or a subcluster where clusters have subclusters.
     pub fn allocation_unit(&self) -> u64 {
         match &self.chain.links()[0].image {
             Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => 512,
@@ -233,10 +237,11 @@ impl ImageDisk {
         }
     }
 
-    /// Bytes of what is compressed together, a power of two: a write of so many
-    /// at a multiple of that, or of what is left up to the disk's end, can be
-    /// stored compressed (see [`ImageOptions::compress`]); any other is an
-    /// ordinary write. None: this image cannot be written to so, and with that
+    /// Returns the bytes that are compressed together, a power of two.
+    ///
+    /// A write can be stored compressed (see [`ImageOptions::compress`]) if its offset is a
+    /// multiple of this unit, and its length is one unit or reaches to the disk's end. Any other
+    /// write is stored as usual. `None`: this image cannot store compressed clusters, and with that
     /// option all writes fail with ENOTSUP.
     pub fn compress_unit(&self) -> Option<u64> {
         match &self.chain.links()[0].image {
@@ -247,18 +252,19 @@ impl ImageDisk {
         }
     }
 
-    /// What waits for a helper: jobs that none has begun.
+    /// Returns the number of helper jobs that no thread has begun.
     pub fn jobs(&self) -> usize {
         self.helpers.waiting()
     }
 
-    /// Does one of them, by its number, on the calling thread; false if there is none of this
-    /// number. For simulations, which decide what happens when.
+    /// Runs the helper job of this number on the calling thread; false if there is no such job.
+    ///
+    /// For simulations, which decide what happens when.
     pub fn help(&self, number: usize) -> bool {
         self.helpers.do_one(number)
     }
 
-    /// Takes the files into use, but for those of images that it is not made of any more.
+    /// Activates the files of the chain, except those of images that no longer belong to it.
     fn lock(&self) -> Result<(), DiskError> {
         let chain = &self.chain;
         let own = chain.storages[0].disk();
@@ -267,7 +273,7 @@ impl ImageDisk {
         let mut take = || {
             self.forget_cache(&chain.links());
             let links = match self.options.snapshot {
-                // (It has what was below it.)
+                // (A snapshot keeps the backing chain that it had.)
                 Some(_) => chain.links().to_vec(),
                 None => chain.follow()?,
             };
@@ -285,7 +291,7 @@ impl ImageDisk {
         taken
     }
 
-    /// Somebody may have written to the files from another host.
+    /// Drops the files' page cache, since another host may have written to the files.
     fn forget_cache(&self, links: &[Link]) {
         if !self.options.keep_page_cache {
             let files = self.chain.files_of(links).into_iter();
@@ -299,13 +305,14 @@ impl ImageDisk {
         unlocked.fold(Ok(()), Result::and)
     }
 
-    /// Whether there can be metadata that is in memory only.
+    /// Returns whether the disk can have metadata that is in memory only.
     fn has_metadata(&self) -> bool {
         self.options.format.has_tables() && !self.options.read_only
     }
 
-    /// Does what a killed predecessor had in memory only, and starts to note
-    /// the same for a successor.
+    /// Restores the changes that a killed predecessor had in memory only.
+    ///
+    /// Then starts a journal of such changes for a successor.
     fn take_keepsake(&self, active: &Active) -> Result<(), DiskError> {
         self.has_restored.store(false, Ordering::Relaxed);
         let keepsake = self.keepsake.lock();
@@ -371,10 +378,10 @@ impl ImageDisk {
         Ok(())
     }
 
-    /// Everything that is dirty goes to the disk.
+    /// Writes all dirty metadata to the disk.
     fn flush(&self, tables: &Tables) -> io::Result<()> {
         let io = BlockingIo(&self.chain.storages);
-        // Each time gives back what the time before has unlinked.
+        // Each flush releases the clusters that the flush before has unlinked.
         while tables.dirty.is_dirty() {
             let flushed = at_once(tables.flush(&io)).unwrap_or(Err(libc::EBUSY));
             flushed.map_err(io::Error::from_raw_os_error)?;
@@ -382,11 +389,11 @@ impl ImageDisk {
         Ok(())
     }
 
-    /// Likewise, and what was freed is free.
+    /// Flushes, then returns freed clusters to the file and cuts off its unused end.
     fn write_back(&self, tables: &Tables) -> io::Result<()> {
         self.flush(tables)?;
         let io = BlockingIo(&self.chain.storages);
-        // Nothing is in flight: all that is free is given back to the file.
+        // Nothing is in flight, so all free clusters can be returned to the file.
         let released = at_once(tables.release(&io, &[])).unwrap_or(Err(libc::EBUSY));
         released.map_err(io::Error::from_raw_os_error)?;
         let discarded = at_once(tables.discard_freed(&io));
@@ -399,8 +406,10 @@ impl ImageDisk {
         Ok(())
     }
 
-    /// Waits for discards that were in flight when the last request was answered: once others may use the image, they
-    /// would destroy data. If they do not end, the image stays locked.
+    /// Waits for discards that were in flight when the last request was completed.
+    ///
+    /// Once others may use the image, these discards would destroy data. If they do not end in
+    /// time, the image stays locked.
     fn wait_for_discards(active: &Active) -> Result<(), DiskError> {
         let deadline = Instant::now() + DISCARD_TIMEOUT;
         for layer in &active.layers {
@@ -421,14 +430,17 @@ impl ImageDisk {
         Ok(())
     }
 
-    /// What the image itself has is on disk when `leave` is called, if it could be written.
+    /// Deactivates the disk and writes back its metadata.
+    ///
+    /// Calls `leave` once the top image's metadata is on disk. Does not call it if that write
+    /// fails.
     pub(super) fn end(&self, leave: &mut dyn FnMut(&[Layer])) -> Result<(), DiskError> {
         let Some(active) = self.shared.set_active(None) else {
             return Ok(());
         };
         self.beside.iter().for_each(|beside| beside.end());
         let discarded = Self::wait_for_discards(&active);
-        // All of them, whatever fails.
+        // All images are written back, even if one fails.
         let mut written = Ok(());
         for (depth, layer) in active.layers.iter().enumerate() {
             if let Layer::Tables(tables) = layer
@@ -447,7 +459,7 @@ impl ImageDisk {
             }
         }
         let written = written.and_then(|()| self.chain.trim(&self.options));
-        // Workers let go of the rest when they next look.
+        // Workers release their slices when they next check the generation.
         for layer in &active.layers {
             if let Layer::Tables(tables) = layer {
                 tables.state().cache.clear();
@@ -501,7 +513,7 @@ impl Disk for ImageDisk {
                 let active = Arc::new(active);
                 active.open_for_writing();
                 active.guard_ends();
-                // (Work on images that are no part of the disk any more: see `check_images`.)
+                // (Jobs work on images that may no longer belong to the disk: see `check_images`.)
                 if self.chain.is_as_opened() {
                     self.beside.iter().for_each(|beside| beside.begin(&active));
                 }
@@ -532,8 +544,9 @@ impl Disk for ImageDisk {
     }
 }
 
-/// The outcome of what does not wait, since nobody else uses the image now; None: somebody does, who
-/// should not.
+/// Returns the output of a future that must not wait, since nobody else uses the image now.
+///
+/// `None`: the future waits for somebody who should not be using the image.
 pub(super) fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut cx) {

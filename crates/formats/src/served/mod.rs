@@ -1,17 +1,17 @@
-//! Serving images: raw, qcow2 and QED, with the files that they name.
+//! Serves raw, qcow2 and QED images together with the files that they name.
 //!
-//! A format only answers where a guest's byte lives; the data's I/O is the
-//! storage's. One request's way: [`channel`] looks its place up
-//! ([`lookup`]) and passes it on to the storage, at that place. What cannot be
-//! told at once becomes a task ([`task`]), whose operations are children of the
-//! request ([`worker_io`]): [`read`], [`write`], [`compress`], [`zero`],
-//! [`copy_up`] and [`write_back`]. So is what a worker does for nobody's request ([`jobs`]): [`resize`].
+//! A format only maps guest offsets to host offsets; the storage does the data's I/O. For each
+//! request, [`channel`] looks the guest offset up ([`lookup`]) and passes the request to the
+//! storage at the host offset. A request that needs more than one look-up in memory becomes a task
+//! ([`task`]), whose operations are children of the request ([`worker_io`]): [`read`], [`write`],
+//! [`compress`], [`zero`], [`copy_up`] and [`write_back`]. A worker's work without a request
+//! ([`jobs`]) is a task, too: [`resize`].
 //!
-//! Before an image is used, its chain is as it is now ([`follow`]), not as it was when it was [opened](open).
-//! What all workers share is [`active`]: for each image of the chain its
-//! [`tables`], of which [`cache`] holds [`slice`]s, and the free space
-//! ([`alloc`]). What is not on disk is in the [`journal`], too, by which a
-//! successor can [`restore`] it. qcow2 and QED differ in [`layout`] and in their free space only.
+//! Before an image is used, its chain is read again ([`follow`]), since the chain may have changed
+//! after it was [opened](open). All workers share [`active`]. For each image of the chain it holds
+//! the [`tables`], whose [`slice`]s are in the [`cache`], and the free space ([`alloc`]). Changes
+//! that are not on disk are also in the [`journal`], from which a successor can [`restore`] them.
+//! qcow2 and QED differ in [`layout`] and in their free space only.
 //!
 //! # Requests
 //!
@@ -23,7 +23,8 @@
 //!   ended. If several workers need the same slice, one reads it and the others wait.
 //! - The documentation of `write` describes writes that allocate, that of `write_back` flushes, and
 //!   that of `epoch` the reuse of freed clusters.
-//! - Whatever contradicts the format marks the image as corrupt and ends all writes (`corrupt`).
+//! - Anything that contradicts the format marks the image as corrupt and ends all writes
+//!   (`corrupt`).
 
 mod activate;
 mod active;
