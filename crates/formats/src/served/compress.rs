@@ -1,11 +1,13 @@
-//! Compressed writes. A helper compresses the guest's cluster; it goes to the
-//! file together with others that are ready by then, and its entry is linked
-//! when it is there, as in [`super::write`].
+//! Compressed writes.
 //!
-//! Pieces of one write follow each other without a gap. The next write starts
-//! at the next physical block, although that wastes what is left of the one
-//! before: what was written, and may be durable, is never written again. So
-//! a write is put off until it wastes little, as long as there is more to come.
+//! A helper compresses the guest's cluster. The stream is written to the file together with other
+//! streams that are ready by then. Its entry is linked when the write has ended, as in
+//! [`super::write`].
+//!
+//! The streams of one write follow each other without a gap. The next write starts at the next
+//! physical block, although this wastes the rest of the last block: bytes that were written, and
+//! may be durable, are never written again. Therefore a write is delayed until it wastes little,
+//! as long as more clusters are being compressed.
 
 use super::active::Active;
 use super::io::{Errno, Payload};
@@ -24,40 +26,42 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// So many bytes are written without waiting for more. One write has no more,
-/// unless they are one cluster's.
+/// Number of bytes that are written without waiting for more. A write is not longer than this,
+/// unless a single cluster is.
 const ENOUGH: usize = 1 << 20;
 
-/// A write that wastes no more than its bytes divided by this is not put off.
+/// A write that wastes no more than its length divided by this number is not delayed.
 const LITTLE: usize = 32;
 
-/// The largest physical block that counts.
+/// Size in bytes of the largest physical block that is taken into account.
 const BLOCK: usize = 4096;
 
-/// A compressed cluster, as the file gets it.
+/// A compressed cluster, as it is stored in the file.
 struct Piece {
     stream: Vec<u8>,
-    /// Where it is, once it was written.
+    /// Where it was written, or the error of the write.
     place: OnceLock<Result<HostOffset, Errno>>,
 }
 
-/// Compressed clusters that are to be written, of all workers.
+/// Compressed clusters of all workers that wait to be written.
 #[derive(Default)]
 pub(super) struct Packer(Mutex<Queue>);
 
 #[derive(Default)]
 struct Queue {
-    /// Clusters that helpers are working on.
+    /// Number of clusters that helpers are compressing.
     compressing: usize,
     ready: Vec<Arc<Piece>>,
-    /// One task is writing.
+    /// Whether a task is writing.
     writing: bool,
     waiting: Vec<Waker>,
 }
 
 impl Queue {
-    /// What is to be written now: all that is ready if nothing more is being
-    /// compressed, or else as much of it as fills its last block almost.
+    /// Returns the pieces to write now; `None` if there is nothing to write yet.
+    ///
+    /// If no cluster is being compressed, these are all pieces that are ready. Otherwise only as
+    /// many as nearly fill their last block.
     fn next(&mut self) -> Option<Vec<Arc<Piece>>> {
         if self.writing || self.ready.is_empty() {
             return None;
@@ -68,8 +72,7 @@ impl Queue {
         Some(self.ready.drain(..count).collect())
     }
 
-    /// How many of the pieces that are ready, the first ones, are to be written
-    /// at once.
+    /// Returns how many of the first ready pieces are worth a write now.
     fn worth_writing(&self, all: bool) -> Option<usize> {
         let (mut bytes, mut count) = (0, 0);
         for (n, piece) in self.ready.iter().enumerate() {
@@ -87,7 +90,7 @@ impl Queue {
     }
 }
 
-/// A helper is working on a cluster.
+/// Counts a cluster as being compressed until it is dropped.
 struct Compressing<'a>(&'a Packer);
 
 impl Drop for Compressing<'_> {
@@ -96,7 +99,7 @@ impl Drop for Compressing<'_> {
     }
 }
 
-/// One task's turn to write.
+/// One task's turn to write, which ends when it is dropped.
 struct Writing<'a>(&'a Packer);
 
 impl Drop for Writing<'_> {
@@ -110,7 +113,7 @@ impl Packer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what others wait for.
+    /// Changes the queue and wakes all tasks that wait for a change.
     fn change(&self, change: impl FnOnce(&mut Queue)) {
         let mut queue = self.queue();
         change(&mut queue);
@@ -124,8 +127,9 @@ impl Packer {
         Compressing(self)
     }
 
-    /// Waits until the piece is written, or something is to be written by this
-    /// task: which may be other pieces.
+    /// Waits until the piece is written, or until this task has to write pieces.
+    ///
+    /// These may be the pieces of other tasks.
     fn poll(&self, cx: &Context, piece: &Piece) -> Poll<Turn<'_>> {
         let mut queue = self.queue();
         if let Some(place) = piece.place.get() {
@@ -147,8 +151,9 @@ enum Turn<'a> {
 }
 
 impl Active {
-    /// Writes `range`, all of `segments`, compressed if it is a whole cluster
-    /// and becomes smaller by that.
+    /// Writes `range`, which is all of `segments`.
+    ///
+    /// Stores it compressed if it is a whole cluster that becomes smaller by that.
     pub(super) async fn write_compressed(
         &self,
         io: &TaskIo,
@@ -168,8 +173,7 @@ impl Active {
         self.write(io, tables, &write, range).await
     }
 
-    /// What a cluster is compressed, if that is smaller. (And if a helper can
-    /// be had: an ordinary write is as good.)
+    /// Returns the compressed cluster, or `None` if it is not smaller or no helper is available.
     async fn compress(&self, tables: &Tables, segments: &Segments) -> Option<Vec<u8>> {
         let size = tables.layout.cluster_size() as usize;
         // The disk may end before its last cluster does.
@@ -190,15 +194,17 @@ impl Active {
 }
 
 impl Tables {
-    /// Bytes of what is compressed together; none: this image cannot.
+    /// Returns the bytes that are compressed together; `None` if the image cannot store such
+    /// clusters.
     pub(super) fn compress_unit(&self) -> Option<u64> {
         let is_qcow2 = matches!(self.layout, Layout::Qcow2(_));
         (is_qcow2 && !self.has_data_file && !self.is_sealed).then(|| self.layout.cluster_size())
     }
 
-    /// Whether this range can become a compressed cluster. A successor is not
-    /// told of such by the journal: it could not tell how many of them the
-    /// refcounts on disk have counted already.
+    /// Returns whether this range can become a compressed cluster.
+    ///
+    /// With a journal it cannot. A successor could not tell how many of the compressed clusters in
+    /// the journal are already counted by the refcounts on disk.
     fn compresses(&self, range: &Range<GuestOffset>) -> bool {
         let size = self.layout.cluster_size();
         let len = range.end - range.start;
@@ -206,7 +212,7 @@ impl Tables {
         range.start.within(size) == 0 && is_whole && self.state().journal.is_none()
     }
 
-    /// The guest cluster becomes what was compressed.
+    /// Writes the compressed stream and links the guest cluster to it.
     async fn write_stream(
         &self,
         io: &TaskIo,
@@ -235,7 +241,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes it to the file, with others: where.
+    /// Writes the stream to the file, together with others, and returns its offset.
     async fn put(&self, io: &TaskIo, stream: Vec<u8>) -> Result<HostOffset, Errno> {
         let piece = Arc::new(Piece {
             stream,
@@ -263,7 +269,7 @@ impl Tables {
         }
     }
 
-    /// Writes the first of these pieces: how many.
+    /// Writes the first of these pieces and returns how many it has written.
     async fn put_some(&self, io: &TaskIo, pieces: &[Arc<Piece>]) -> Result<usize, Errno> {
         let lens: Vec<u64> = pieces.iter().map(|p| p.stream.len() as u64).collect();
         let packed = self.allocate_bytes(io, &lens).await?;

@@ -1,4 +1,4 @@
-//! What is known, without a check, to be wrong with the images of a disk.
+//! Problems of a disk's images that are known without a check.
 
 use super::io::StorageId;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 /// A problem of an image that a check can repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImageProblem {
-    /// The image was not closed after it was written to: clusters may be allocated that nothing uses.
+    /// The image was not closed after it was written to: clusters may be allocated that nothing
+    /// uses.
     Leaks,
     /// The image is marked as corrupt, or damage was found in it.
     Damage,
-    /// The same of an image below it.
+    /// The same for a backing image.
     BackingDamage,
 }
 
-/// The problems of a disk's images, as of the last time that they were taken into use, and since.
+/// The problems of a disk's images, found at the last activation and since.
 #[derive(Debug, Default)]
 pub(super) struct ImageCondition {
     leaks: AtomicBool,
@@ -33,15 +34,17 @@ impl ImageCondition {
         found.map(|(_, problem)| problem).collect()
     }
 
-    /// Forgets all problems: the images are looked at again.
+    /// Forgets all problems, since an activation looks for them again.
     pub(super) fn reset(&self) {
         for flag in [&self.leaks, &self.damage, &self.backing_damage] {
             flag.store(false, Relaxed);
         }
     }
 
-    /// Notes that clusters of the image in that storage may be leaked. (A leak below the disk's own image is told of
-    /// when that image is served by itself.)
+    /// Notes that clusters of the image in that storage may be leaked.
+    ///
+    /// (Leaks of a backing image are ignored here; they are reported when that image is served as a
+    /// disk of its own.)
     pub(super) fn note_leaks(&self, storage: StorageId) {
         if storage == 0 {
             self.leaks.store(true, Relaxed);

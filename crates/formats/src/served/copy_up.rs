@@ -1,4 +1,4 @@
-//! Copy on read: what an image only shows of those below it becomes its own, and reads as before, whatever is below.
+//! Copy-on-read: copies data that the guest reads from the backing chain into the top image.
 
 use super::active::Active;
 use super::io::Errno;
@@ -11,11 +11,11 @@ use fathom_core::is_zero;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The most bytes that become so in one go.
+/// Maximum number of bytes that are copied in one step.
 const MAX_AT_ONCE: u64 = 2 << 20;
 
 impl Active {
-    /// All of the units that `range` touches.
+    /// Copies all units that `range` touches and that the top image does not have.
     pub(super) async fn copy_up(
         &self,
         io: &TaskIo,
@@ -31,7 +31,7 @@ impl Active {
         tables.limit_dirty(io).await
     }
 
-    /// A first part of it: returns where that ends.
+    /// Copies the first part of `range` and returns where that part ends.
     async fn copy_up_step(
         &self,
         io: &TaskIo,
@@ -46,7 +46,7 @@ impl Active {
             return Ok(at + len);
         }
         let _allocating = tables.allocating.lock(at.clusters(len, bits)).await;
-        // Somebody may have been first.
+        // Another task may have copied the range meanwhile.
         let (extent, len) = tables.look_up(io, at, len).await?;
         if extent != Extent::Below {
             return Ok(at + len);
@@ -56,7 +56,7 @@ impl Active {
         }
         let range = at..at + len;
         let targets = tables.targets(io, at.clusters(len, bits)).await?;
-        // (Those that have some of their units already come alone.)
+        // (A cluster that has some of its units already is a target of its own.)
         let end = GuestOffset::of_cluster(at.cluster(bits) + targets.len() as u64, bits);
         let range = range.start..range.end.min(end);
         let is_empty = self.is_zero(io, 1, range.start, range.end).await?;
@@ -76,7 +76,7 @@ impl Active {
 }
 
 impl Tables {
-    /// Has `range`, in these clusters, read as zeroes without any data. False: that cannot be said of them.
+    /// Makes `range` read as zeroes without allocating data; false if these entries cannot say so.
     async fn link_zeroes(
         &self,
         io: &TaskIo,

@@ -1,4 +1,4 @@
-//! What contradicts the format is found before it does harm, and said once.
+//! Handles images that contradict their format: reports the problem once and prevents more harm.
 
 use super::active::{Active, Layer};
 use super::io::{Errno, StorageId};
@@ -13,9 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Active {
-    /// Whether bytes that a file does not have, up to `end`, read as zeroes. An image's last cluster need not be there
-    /// in full. Whole clusters that the image's tables name must be, unless the user wants zeroes. A raw file may end
-    /// where it ended when it was taken into use.
+    /// Returns whether bytes that a file does not have, up to `end`, read as zeroes.
+    ///
+    /// An image's last cluster may be incomplete. Whole clusters that the tables refer to must
+    /// exist, unless the user wants zeroes instead. A raw file may end where it ended at
+    /// activation.
     #[cold]
     pub(super) fn may_miss(&self, id: StorageId, end: HostOffset) -> bool {
         let tables = self.layers.iter().filter_map(|layer| match layer {
@@ -43,7 +45,7 @@ impl Active {
     }
 }
 
-/// What to say of a file that is no longer as long as it was.
+/// Describes how a file has become shorter; `None` if it has not.
 fn cut(file: &dyn Storage, was: u64) -> Option<String> {
     let len = file.bytes().len().ok().filter(|len| *len < was)?;
     Some(format!(
@@ -52,9 +54,9 @@ fn cut(file: &dyn Storage, was: u64) -> Option<String> {
 }
 
 impl Tables {
-    /// False: the file was cut since it was taken into use. It is marked.
+    /// Returns false if the file was truncated since activation. Marks the image as corrupt then.
     pub(super) fn is_whole(&self) -> bool {
-        // Before the file is looked at: it can become longer meanwhile.
+        // The old length is read first, since the file can become longer meanwhile.
         let was = self.file_len.load(Ordering::Acquire);
         let problem = cut(&*self.file, was);
         if let Some(problem) = &problem {
@@ -63,14 +65,16 @@ impl Tables {
         problem.is_none()
     }
 
-    /// Where the last of its clusters may end.
+    /// Returns the offset at which the image's last cluster may end.
     pub(super) fn known_len(&self) -> u64 {
         let len = self.file_len.load(Ordering::Acquire);
-        // The file could not be made longer in advance.
+        // `used` is larger if the file could not be made longer in advance.
         len.max(self.used.load(Ordering::Relaxed))
     }
 
-    /// Whether what a file of `len` bytes does not have, up to `end`, is less than a cluster, or wanted as zeroes.
+    /// Returns whether the bytes up to `end` that a file of `len` bytes lacks read as zeroes.
+    ///
+    /// True if they are less than a cluster, or if the user wants zeroes.
     fn may_miss(&self, len: u64, end: HostOffset) -> bool {
         if end.0 <= len.next_multiple_of(self.layout.cluster_size()) {
             return true;
@@ -86,9 +90,10 @@ impl Tables {
         self.zero_missing
     }
 
-    /// Whether guest data may be written to `len` bytes at `at` of the data
-    /// storage: not where metadata is. With a filter, a lock is taken only if
-    /// there may be some.
+    /// Fails if guest data would be written over metadata.
+    ///
+    /// Checks `len` bytes at `at` of the data storage. With a filter, a lock is taken only if the
+    /// filter cannot exclude metadata there.
     #[inline]
     pub(super) fn check_target(
         &self,
@@ -119,8 +124,7 @@ impl Tables {
         })
     }
 
-    /// Nothing is written any more; the image says so to whoever opens it
-    /// next. Said once.
+    /// Ends all writes and marks the image as corrupt in its header. Logs the problem once.
     #[cold]
     pub(super) fn mark_corrupt(&self, problem: &str) {
         if self.corrupt.swap(true, Ordering::SeqCst) {
@@ -138,8 +142,9 @@ impl Tables {
         tracing::error!("{path}: corrupt: {problem}; {fate}");
     }
 
-    /// Marks an image in which an entry of an L2 table cannot be followed. Requests for that entry's cluster fail, all
-    /// others are served. Logged once.
+    /// Marks an image in which an entry of an L2 table is invalid. Logs the problem once.
+    ///
+    /// Requests for that entry's cluster fail, all others are served.
     #[cold]
     pub(super) fn mark_bad_entry(&self, problem: &str) {
         if self.bad_entry.swap(true, Ordering::SeqCst) || self.corrupt.load(Ordering::SeqCst) {
@@ -166,7 +171,7 @@ impl Tables {
         }
     }
 
-    /// The header was written by somebody who may not have seen that it says so.
+    /// Sets the corrupt bit again after a header write that may have overwritten it.
     pub(super) fn say_corrupt_again(&self) {
         let is_corrupt =
             self.corrupt.load(Ordering::SeqCst) || self.bad_entry.load(Ordering::SeqCst);
@@ -182,7 +187,7 @@ impl Tables {
         }
     }
 
-    /// Guest data that cannot be read; said once for all of it.
+    /// Logs guest data that cannot be read; once for the whole image.
     #[cold]
     pub(super) fn complain(&self, problem: &str) {
         if !self.complained.swap(true, Ordering::Relaxed) {
@@ -190,8 +195,9 @@ impl Tables {
         }
     }
 
-    /// Blocks, once in the image's life. A file that is no image any more stays
-    /// as it is.
+    /// Sets the corrupt bit in the header. Blocks, once in the image's life.
+    ///
+    /// A file that is no qcow2 image any more stays unchanged.
     fn set_corrupt_bit(&self) -> std::io::Result<()> {
         let mut magic = [0; 4];
         self.file.bytes().read_at(&mut magic, 0)?;

@@ -1,8 +1,8 @@
-//! What is counted of an image in use, beside each request's way.
+//! Counters of an image in use, outside the path of single requests.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// From when the image was opened. All of these only grow.
+/// Counters since the image was opened. They only grow.
 #[derive(Debug, Default)]
 pub struct ImageCounts {
     table_reads: AtomicU64,
@@ -11,18 +11,20 @@ pub struct ImageCounts {
 }
 
 impl ImageCounts {
-    /// How often a part of its tables was not in memory, and was read: 4 KiB each, of backing files, too.
+    /// Returns the number of table parts of 4 KiB that were read, including those of backing
+    /// images.
     pub fn table_reads(&self) -> u64 {
         self.table_reads.load(Relaxed)
     }
 
-    /// Clusters that were taken into use, for data and for tables.
+    /// Returns the number of clusters that were allocated, for data and for tables.
     pub fn allocated(&self) -> u64 {
         self.allocated.load(Relaxed)
     }
 
-    /// Clusters that can be taken again: what was in them was discarded, zeroed or written elsewhere, or
-    /// they were not needed.
+    /// Returns the number of clusters that became free again.
+    ///
+    /// Their contents were discarded, zeroed or written elsewhere, or they were never used.
     pub fn freed(&self) -> u64 {
         self.freed.load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Images that are damaged, and memory that is bounded.
+//! Tests of damaged images and of memory limits.
 
 use super::bed::Bed;
 use fathom_core::Op;
@@ -10,7 +10,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// Where the entry of this guest cluster is, in an image with one L2 table.
+/// Returns the position of this guest cluster's entry, in an image with one L2 table.
 fn l2_entry(bytes: &[u8], cluster: usize) -> usize {
     let l1 = word(bytes, 40) as usize;
     (word(bytes, l1) & 0x00ff_ffff_ffff_fe00) as usize + 8 * cluster
@@ -29,7 +29,7 @@ fn entry_with_reserved_bits_fails_requests_for_its_cluster_only() {
     assert_eq!(ask(Op::Write, 1), libc::EIO);
     assert_eq!(ask(Op::Write, 2), 0);
     assert_eq!(ask(Op::Read, 2), 0);
-    // One that needs its metadata written.
+    // A request that changes the cluster's metadata.
     assert_eq!(
         bed.request(Op::Discard, 3 * CLUSTER, CLUSTER as usize, false),
         0
@@ -47,14 +47,14 @@ fn entry_with_reserved_bits_fails_requests_for_its_cluster_only() {
 #[test]
 fn slices_that_left_the_cache_do_not_stay_in_memory() {
     const SLICES: u64 = 128;
-    // (Of 512 bytes each, with entries for 32 KiB.)
+    // (Slices of 512 bytes, each with entries for 32 KiB.)
     let options = [("cluster_size", "512"), ("preallocation", "metadata")];
     let mut bed = Bed::new(&options, SLICES * 32768, |_| ());
     let active = bed.disk.active().unwrap();
     let tables = active.top().unwrap();
     let mut seen = Vec::new();
     for number in 0..SLICES {
-        // (The second one finds in memory what the first one has read.)
+        // (The second read finds in memory what the first one has read.)
         for _ in 0..2 {
             assert_eq!(bed.request(Op::Read, number * 32768, 512, false), 0);
         }

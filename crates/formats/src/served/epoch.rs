@@ -1,12 +1,13 @@
-//! When a freed cluster can be used again.
+//! Decides when a freed cluster can be used again.
 //!
-//! A request in flight may still use a cluster that another has freed
-//! meanwhile: a write one that was discarded, a read one that was copied so
-//! that a part of it could be written. (What overlaps it may change what a read
-//! sees, but never to bytes that were at no time the guest's there.) So each of
-//! them is counted in the epoch in which it looked its cluster up, an epoch ends
-//! only when all requests of the one before have completed, and what was freed
-//! in an epoch is free two epochs later.
+//! A request in flight may still use a cluster that another request has freed meanwhile. A write
+//! may use a cluster that was discarded. A read may use a cluster that was copied because a part
+//! of it was to be written. (An overlapping request may change what a read returns, but never to
+//! bytes that the guest never had there.)
+//!
+//! So each request is counted in the epoch in which it looked its cluster up. An epoch ends only
+//! when all requests of the epoch before have completed. A cluster freed in an epoch can be used
+//! two epochs later.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,12 +18,12 @@ pub(super) struct Epochs {
     workers: Mutex<Vec<Arc<InFlight>>>,
 }
 
-/// One worker's requests, by their epoch's parity. The worker alone changes it.
+/// Number of one worker's requests by the parity of their epoch. Only that worker changes it.
 #[derive(Default)]
 pub(super) struct InFlight([AtomicU32; 2]);
 
 impl InFlight {
-    /// Returns how many there were.
+    /// Adds `n` and returns the number before.
     fn add(&self, parity: u8, n: i32) -> u32 {
         let count = &self.0[usize::from(parity)];
         let before = count.load(Ordering::Relaxed);
@@ -32,29 +33,28 @@ impl InFlight {
 }
 
 impl Epochs {
-    /// A worker's counts.
+    /// Registers a worker and returns its counts.
     pub(super) fn register(&self) -> Arc<InFlight> {
         let counts = Arc::new(InFlight::default());
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those of workers that are gone.
+        // Removes the counts of workers that have ended.
         workers.retain(|counts| Arc::strong_count(counts) > 1);
         workers.push(counts.clone());
         counts
     }
 
-    /// A request starts, before it looks anything up. The result is for
-    /// [`Epochs::leave`].
+    /// Counts a request, before it looks anything up. Pass the result to [`Epochs::leave`].
     #[inline]
     pub(super) fn enter(&self, counts: &InFlight) -> u8 {
         loop {
             let epoch = self.current.load(Ordering::Acquire);
             let parity = (epoch & 1) as u8;
             if counts.add(parity, 1) > 0 {
-                // An earlier request of this worker, which everyone sees, keeps
-                // the epoch from ending: no fence for all but the first.
+                // An earlier request of this worker, which everyone sees, keeps the epoch from
+                // ending. So only the first request needs a fence.
                 return parity;
             }
-            // Whoever ends the epoch sees the count, or is seen here.
+            // A thread that ends the epoch sees the count, or its new epoch is seen here.
             fence(Ordering::SeqCst);
             if self.current.load(Ordering::Acquire) == epoch {
                 return parity;
@@ -68,19 +68,20 @@ impl Epochs {
         counts.add(parity, -1);
     }
 
-    /// Whether all requests have ended that may have started in this epoch or before.
+    /// Returns whether all requests have ended that may have started in this epoch or before.
     pub(super) fn is_over(&self, epoch: u64) -> bool {
-        // An epoch ends with each call, if nothing older is in flight.
+        // Each call ends an epoch if nothing older is in flight.
         (0..3).any(|_| self.reusable().is_some_and(|reusable| reusable >= epoch))
     }
 
-    /// The epoch in which something is freed that nobody can look up any more.
+    /// Returns the epoch of a cluster that is freed now and that no look-up can find any more.
     pub(super) fn now(&self) -> u64 {
         fence(Ordering::SeqCst);
         self.current.load(Ordering::Relaxed)
     }
 
-    /// What was freed in this epoch or earlier can be used; 0: nothing can.
+    /// Returns the last epoch whose freed clusters can be used; `None` if there is none.
+    ///
     /// Ends the current epoch if that is possible.
     pub(super) fn reusable(&self) -> Option<u64> {
         let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +97,7 @@ impl Epochs {
     }
 }
 
-/// A task's place in an epoch, which it leaves when it ends.
+/// A task's membership in an epoch, which ends when it is dropped.
 pub(super) struct InEpoch {
     epochs: Arc<Epochs>,
     counts: Arc<InFlight>,
@@ -104,7 +105,7 @@ pub(super) struct InEpoch {
 }
 
 impl InEpoch {
-    /// For a request that has entered already: the task leaves in its place.
+    /// Takes over the membership of a request that has entered already.
     pub(super) fn adopt(epochs: Arc<Epochs>, counts: Arc<InFlight>, parity: u8) -> InEpoch {
         InEpoch {
             epochs,
@@ -113,8 +114,10 @@ impl InEpoch {
         }
     }
 
-    /// Does `wait` outside of any epoch: whoever waits for clusters to become
-    /// free must not be in their way, and starts anew afterwards.
+    /// Awaits `wait` outside of any epoch, then enters the current epoch.
+    ///
+    /// A task that waits for clusters to become free must not hold up its own epoch. Afterwards
+    /// it has to look its clusters up again.
     pub(super) async fn outside<T>(&mut self, wait: impl Future<Output = T>) -> T {
         self.epochs.leave(&self.counts, self.parity);
         let outcome = wait.await;
@@ -150,13 +153,13 @@ mod tests {
         epochs.leave(&two, newest);
     }
 
-    /// A worker that always has requests in flight, and another thread that frees what it uses.
+    /// One worker always has requests in flight while another thread frees the clusters they use.
     #[test]
     fn nothing_is_used_again_under_a_reader() {
         const FREE: u64 = u64::MAX;
         let epochs = Epochs::default();
         let counts = epochs.register();
-        // What is linked has its own number in it.
+        // A linked cluster holds its own number.
         let clusters = [AtomicU64::new(0), AtomicU64::new(FREE)];
         let linked = AtomicU64::new(0);
         let (stop, wrong) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -1,9 +1,10 @@
-//! A chain that others have changed since it was opened.
+//! Follows changes that other processes made to a chain after it was opened.
 //!
-//! Before a disk is taken into use, another server may have brought what is below its image into that, or images of
-//! the middle into the one below them: the source of a live migration, whose job came to its end after the target had
-//! been started. It is the same disk then, on fewer of the files that are open here, and some of them may be longer. On
-//! any other file it has to be opened anew.
+//! Before a disk is activated, another server may have merged backing images into the top image, or
+//! images of the middle into the one below them. An example is the source of a live migration,
+//! whose job ended after the target had been started. The disk is then the same, but consists of
+//! fewer of the files that are open here, and some of them may be longer. A disk that uses any
+//! other file has to be opened anew.
 
 use super::open::{Chain, Link, is_padded};
 use super::problem::told;
@@ -13,9 +14,10 @@ use crate::{Error, Format, Result, resolve};
 use fathom_core::DiskError;
 
 impl Chain {
-    /// The images that the disk is made of, by their headers as they are now: without those that the ones above do not
-    /// name any more. The first file is in use. With something that is not known here they are those that it was made of:
-    /// whoever takes them into use says so.
+    /// Returns the images of the disk by their present headers.
+    ///
+    /// Images that no header refers to any more are left out. The first file is in use. If a header
+    /// names a file that is not open here, returns the images as before; the activation then fails.
     pub(super) fn follow(&self) -> std::result::Result<Vec<Link>, DiskError> {
         let before = self.links();
         let mut now: Vec<Link> = Vec::new();
@@ -30,7 +32,7 @@ impl Chain {
         Ok(now)
     }
 
-    /// It is made of these, whose files are in use.
+    /// Sets the images of the disk, whose files are in use, and updates their sizes.
     pub(super) fn take(&self, mut links: Vec<Link>) -> std::result::Result<(), DiskError> {
         for link in links.iter_mut().skip(1) {
             let file = &self.storages[usize::from(link.storage)];
@@ -45,7 +47,9 @@ impl Chain {
         Ok(())
     }
 
-    /// An image, and which one it has below now. None: its data is in another file, or it has another one below it.
+    /// Reads an image's header again and returns the image with the index of its backing image.
+    ///
+    /// `None`: its data or backing file is not the file that is open here.
     fn follow_link(
         &self,
         before: &[Link],
@@ -69,7 +73,9 @@ impl Chain {
         Ok(below.map(|below| (link, below)))
     }
 
-    /// Which image of the chain it has below now, or that it has none; None: another one.
+    /// Returns the index of the present backing image; the inner `None`: there is none.
+    ///
+    /// The outer `None`: the header names a file that is not one of these.
     fn below(&self, before: &[Link], n: usize, now: &Image) -> Result<Option<Option<usize>>> {
         let Some(name) = now.backing_file() else {
             return Ok(Some(None));
@@ -83,7 +89,7 @@ impl Chain {
         let is_it = |other: &Link| {
             let fits = match (format, now) {
                 (Some(format), _) => format == other.image.format(),
-                // (Its header says raw or nothing.)
+                // (The header of QED records raw or nothing.)
                 (None, Image::Qed(..)) => other.image.format().has_tables(),
                 (None, _) => false,
             };
@@ -93,10 +99,10 @@ impl Chain {
         Ok(found.map(Some))
     }
 
-    /// Whether its header as it is now names the file that its data is in, if that is another one, by whatever name.
+    /// Returns whether the present header names the data file that is open here, by whatever name.
     pub(super) fn has_same_data(&self, link: &Link, now: &Image) -> bool {
         let is_there = |name: &[u8]| {
-            // (It comes after the image's own.)
+            // (The data file's storage follows that of the image itself.)
             let image = usize::from(link.storage);
             let (image, data) = (&self.storages[image], &self.storages[image + 1]);
             resolve(image.path(), name).is_ok_and(|named| data.is_at(&named))
@@ -106,7 +112,7 @@ impl Chain {
             && (link.image.data_file() == name || name.is_some_and(is_there))
     }
 
-    /// What others have written to an image below may have made it longer.
+    /// Updates the size of a backing image, which other processes may have made longer.
     fn take_in(&self, link: &mut Link, file: &dyn Storage) -> Result<()> {
         let len = || {
             let len = file.bytes().len();
@@ -114,7 +120,7 @@ impl Chain {
         };
         match &mut link.image {
             Image::Luks(header, size) if header.payload().size.is_some() => {
-                // (Its header says how long it is.)
+                // (The header records the payload's size.)
                 if len()? < *size {
                     return Err(Error::invalid("shorter than its header says"));
                 }
@@ -128,19 +134,19 @@ impl Chain {
             }
             Image::Qcow2(_) | Image::Qed(..) => {
                 let image = Image::read(file.bytes(), link.image.format())?;
-                // (Else whoever takes it into use refuses it.)
+                // (Otherwise the activation rejects the image.)
                 if has_same_below(&link.image, &image) && self.has_same_data(link, &image) {
                     link.image = image;
                 }
             }
-            // (Whoever takes it into use looks whether it has another size.)
+            // (The activation checks whether the size has changed.)
             Image::Foreign(_) => {}
         }
         Ok(())
     }
 }
 
-/// Whether they name the same file below them, in the same format.
+/// Returns whether both headers name the same backing file, in the same format.
 pub(super) fn has_same_below(one: &Image, other: &Image) -> bool {
     one.backing_file() == other.backing_file() && one.backing_format() == other.backing_format()
 }

@@ -1,4 +1,4 @@
-//! Threads for what takes a processor's time, or waits for files, so that a worker does not.
+//! Helper threads for work that takes CPU time or waits for files, so that workers never do.
 
 use fathom_core::{ThreadKind, thread_starts};
 use std::collections::VecDeque;
@@ -9,9 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
-/// A few threads, started when there is first something for them to do, and
-/// joined when this is dropped: jobs that no thread has begun are dropped
-/// then.
+/// A small pool of threads, started with the first job and joined when the pool is dropped.
+///
+/// A drop discards the jobs that no thread has begun.
 pub(crate) struct Helpers {
     shared: Arc<Shared>,
     most: usize,
@@ -32,12 +32,12 @@ struct Work {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics half-way while holding one of these.
+    // No code panics half-way while holding one of these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Helpers {
-    /// At most so many threads; 0: jobs wait for [`Helpers::do_one`].
+    /// Creates a pool of at most `threads` threads; 0: jobs wait for [`Helpers::do_one`].
     pub(crate) fn new(threads: usize) -> Helpers {
         Helpers {
             shared: Arc::new(Shared {
@@ -49,33 +49,34 @@ impl Helpers {
         }
     }
 
-    /// As many others, which may read and write files.
+    /// Creates another pool of the same size for jobs that may read and write files.
     pub(crate) fn for_files(&self) -> Helpers {
         let mut others = Helpers::new(self.most);
         others.kind = ThreadKind::Io;
         others
     }
 
-    /// There is one at most.
+    /// Returns whether the pool has at most one thread.
     pub(crate) fn is_one(&self) -> bool {
         self.most == 1
     }
 
-    /// Jobs that nobody has begun.
+    /// Returns the number of jobs that no thread has begun.
     pub(crate) fn waiting(&self) -> usize {
         lock(&self.shared.work).jobs.len()
     }
 
-    /// Does the waiting job of this number, on the calling thread. False: there is none.
+    /// Runs the waiting job of this number on the calling thread; false if there is none.
     pub(crate) fn do_one(&self, number: usize) -> bool {
         let job = lock(&self.shared.work).jobs.remove(number);
         job.map(|job| job()).is_some()
     }
 
-    /// What `job` returns, from one of the threads. Jobs begin in the order in
-    /// which they are first polled; one whose future is dropped is done all
-    /// the same. `None` when it cannot be had: no thread could be started, or
-    /// the job has panicked, or this was dropped.
+    /// Runs `job` on one of the threads and returns its result.
+    ///
+    /// Jobs begin in the order in which their futures are first polled. A job whose future is
+    /// dropped runs all the same. `None`: no thread could be started, the job has panicked, or the
+    /// pool was dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -98,7 +99,7 @@ impl Helpers {
         if work.jobs.len() > work.idle && work.threads.len() < self.most {
             let (shared, kind) = (self.shared.clone(), self.kind);
             let thread = std::thread::Builder::new().name("image helper".into());
-            // Without another thread, those that there are do it.
+            // If no thread can be started, the existing threads do the job.
             let body = move || {
                 thread_starts(kind);
                 shared.work();
@@ -127,14 +128,14 @@ impl Drop for Helpers {
         self.shared.wake.notify_all();
         drop(jobs);
         for thread in threads {
-            // A job's panic was caught, so there is nothing to be told.
+            // A job's panic was caught already, so this result says nothing.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
-    /// A thread's life.
+    /// Main loop of a thread.
     fn work(&self) {
         let mut work = lock(&self.work);
         while !work.stopping {
@@ -151,15 +152,15 @@ impl Shared {
     }
 }
 
-/// Between the thread and who awaits it.
+/// The result of a job, shared by the thread and the future.
 enum Answer<T> {
     Awaited(Option<Waker>),
-    /// `None`: there will be none.
+    /// The job has ended; `None`: without a result.
     Settled(Option<T>),
     Taken,
 }
 
-/// The thread's side. Dropped unused, it says that there is no answer.
+/// The thread's side. If it is dropped unused, the job has no result.
 struct Promise<T>(Arc<Mutex<Answer<T>>>);
 
 impl<T> Promise<T> {
@@ -182,7 +183,7 @@ impl<T> Drop for Promise<T> {
     }
 }
 
-/// The other side.
+/// The future's side.
 struct Awaiting<T>(Arc<Mutex<Answer<T>>>);
 
 impl<T> Future for Awaiting<T> {
@@ -298,7 +299,7 @@ mod tests {
         let done = Arc::new(AtomicUsize::new(0));
         let (go, wait) = mpsc::channel::<()>();
         let (started, begun) = mpsc::channel();
-        // Its own answers outlive the pool.
+        // The shared result outlives the pool.
         let count = |done: &Arc<AtomicUsize>| {
             let done = done.clone();
             move || done.fetch_add(1, Ordering::Relaxed)

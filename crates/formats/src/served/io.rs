@@ -1,5 +1,6 @@
-//! I/O as the format's code asks for it: by a worker's tasks, which wait, or
-//! at once by the thread that opens or closes an image.
+//! The I/O interface of the format code.
+//!
+//! A worker's tasks await their I/O. The thread that opens or closes an image does it at once.
 
 pub(super) use super::pool::Buf;
 use super::storage::Storage;
@@ -14,11 +15,12 @@ use std::sync::Arc;
 /// A positive errno.
 pub(super) type Errno = i32;
 
-/// Which of a chain's files.
+/// Index of a file in the chain's list of storages.
 pub(super) type StorageId = u8;
 
-/// What a write takes its bytes from, or a read puts them into: iovecs, and
-/// those of the buffers they name that are not the guest's.
+/// The memory of an operation: the source of a write or the target of a read.
+///
+/// Holds the iovecs, and those of the named buffers that are not the guest's.
 pub(super) struct Payload {
     pub(super) segments: fathom_core::Segments,
     pub(super) keep: SmallVec<[Rc<Buf>; 2]>,
@@ -37,10 +39,12 @@ impl Payload {
     }
 }
 
-/// Each operation starts when its method is called, not when the future is
-/// first polled: several can be started and then awaited.
+/// I/O on the files of a chain.
+///
+/// Each operation starts when its method is called, not when the future is first polled. So several
+/// operations can be started and then awaited.
 pub(super) trait Io {
-    /// One operation without data in memory: zeroes, a discard, a flush.
+    /// Starts an operation without data in memory: zeroes, a discard or a flush.
     fn plain(
         &self,
         storage: StorageId,
@@ -57,7 +61,7 @@ pub(super) trait Io {
         len: usize,
     ) -> impl Future<Output = Result<Buf, Errno>>;
 
-    /// Metadata.
+    /// Writes metadata.
     fn write(
         &self,
         storage: StorageId,
@@ -66,7 +70,7 @@ pub(super) trait Io {
     ) -> impl Future<Output = Result<(), Errno>>;
 }
 
-/// On the thread that calls it. Its futures are ready.
+/// Blocking I/O on the calling thread. Its futures are ready at once.
 pub(super) struct BlockingIo<'a>(pub(super) &'a [Arc<dyn Storage>]);
 
 impl BlockingIo<'_> {

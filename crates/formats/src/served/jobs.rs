@@ -1,4 +1,4 @@
-//! What is done by a worker though no request asks for it: changes of the disk's size.
+//! Work of a worker that belongs to no request: changes of the disk's size.
 
 use super::io::Errno;
 use super::task::Ready;
@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A size that the disk is to get.
+/// A change of the disk's size.
 pub(super) struct Job {
-    /// In bytes.
+    /// New size in bytes.
     pub(super) size: u64,
-    /// The data file shows the disk by itself: clusters that are new are in it.
+    /// Whether the data file is a raw image by itself, so that new clusters are allocated in it.
     pub(super) raw_data_file: bool,
     pub(super) outcome: SyncSender<Result<(), Errno>>,
 }
 
-/// Between whoever wants it done and the workers, one of which does it.
+/// Passes a job from the thread that wants it done to one of the workers.
 #[derive(Default)]
 pub(super) struct Jobs {
     waits: AtomicBool,
@@ -24,14 +24,14 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// A worker will look when it is rung.
+    /// Registers a worker, which looks for a job whenever it is woken.
     pub(super) fn register(&self, worker: &Arc<Ready>) {
         let mut workers = locked(&self.workers);
         workers.retain(|worker| worker.strong_count() > 0);
         workers.push(Arc::downgrade(worker));
     }
 
-    /// Lets a worker do it, the first that looks. One at a time.
+    /// Posts a job and wakes the workers; the first one that looks does it. One job at a time.
     pub(super) fn post(&self, job: Job) {
         *locked(&self.job) = Some(job);
         self.waits.store(true, Ordering::SeqCst);
@@ -40,7 +40,7 @@ impl Jobs {
         there.for_each(|worker| worker.ring());
     }
 
-    /// For a worker that was rung.
+    /// Returns the job for a worker that was woken, if no other worker has taken it.
     pub(super) fn take(&self) -> Option<Job> {
         if !self.waits.load(Ordering::Relaxed) || !self.waits.swap(false, Ordering::SeqCst) {
             return None;

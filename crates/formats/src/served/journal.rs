@@ -1,47 +1,44 @@
-//! Entries that are in memory only, for the process that comes after one that
-//! was killed.
+//! Journal of entries that are in memory only, for the process that follows a killed one.
 //!
-//! A write that allocates is answered before its entries are on disk: a guest
-//! that wants it durable flushes. But a guest can outlive this process, and its
-//! next flush, answered by the successor, covers that write, too. So each
-//! entry that changes is noted in memory that the front-end keeps, until a
-//! write-back has made it durable. (Data is safe with the kernel as soon as it
-//! was written. After a power cut the guest is gone, and so is this memory.)
+//! A write that allocates completes before its entries are on disk; a guest that needs durability
+//! flushes. But a guest can outlive this process, and the successor's reply to its next flush
+//! covers that write, too. So each changed entry is recorded in memory that the front-end keeps,
+//! until a write-back has made the entry durable. (Written data is safe in the kernel. After a
+//! power cut the guest is gone, and so is this memory.)
 //!
-//! Words: magic, device and inode of the image, the disk's size, the counters
-//! of the first and of the next record, the size that the disk is just getting,
-//! then records of four words: what,
-//! entry, its bitmap, and a check of the three.
+//! Words of the header: magic; device and inode of the image; size of the disk; counters of the
+//! first and of the next record; size that the disk is about to get. The records follow, of four
+//! words each: kind and index, entry, bitmap of the entry, and a checksum of the three.
 
 use fathom_core::{KEEPSAKE_ROOM, Keepsake};
 use std::sync::atomic::Ordering;
 
-/// Records at most; how many entries can change between write-backs.
+/// Maximum number of records: entries that can change between two write-backs.
 const RECORDS: u64 = 32768;
 const RECORD_WORDS: u64 = 4;
 const HEADER_WORDS: u64 = 8;
 
-/// Bytes of it all.
+/// Length of the journal in bytes.
 pub(super) const LEN: u64 = (HEADER_WORDS + RECORDS * RECORD_WORDS) * 8;
 const _: () = assert!(LEN <= KEEPSAKE_ROOM);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMJ1");
 
-/// Places of the header's words.
+/// Indexes of the header's words.
 const AT_MAGIC: usize = 0;
 const AT_IDENTITY: usize = 1;
 const AT_FIRST: usize = 4;
 const AT_NEXT: usize = 5;
-/// The size that the disk is just getting; 0: none.
+/// Size in bytes that the disk is about to get; 0: none.
 const AT_NEXT_SIZE: usize = 6;
 
-/// Tells records of L1 entries.
+/// Flag of the first word that marks records of L1 entries.
 const L1: u64 = 1 << 63;
 
-/// An entry that has changed.
+/// A changed entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record {
-    /// Of the L2 entry of this guest cluster: descriptor and bitmap.
+    /// The L2 entry of this guest cluster: descriptor and bitmap.
     L2 {
         cluster: u64,
         entry: crate::qcow2::L2Entry,
@@ -86,33 +83,33 @@ fn check(what: u64, one: u64, two: u64) -> u64 {
     MAGIC ^ what ^ one.rotate_left(21) ^ two.rotate_left(42)
 }
 
-/// Which disk the records are of: device, inode, bytes.
+/// The disk that the records belong to: device, inode and size in bytes.
 pub(super) type Identity = [u64; 3];
 
-/// What was found in the memory.
+/// The contents of a predecessor's journal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Nothing that matters, and who left it was not killed.
+    /// No records; the predecessor had nothing in memory only.
     Nothing,
-    /// In order.
+    /// The records in order.
     Records(Vec<Record>),
-    /// So many of another image.
+    /// This number of records belongs to another image.
     OfAnother(u64),
-    /// Somebody has written to it who should not have.
+    /// The memory was overwritten by something that is no journal.
     Garbage,
 }
 
-/// Behind the lock of the image's state.
+/// A journal in use, behind the lock of the image's state.
 pub(super) struct Journal {
     memory: Keepsake,
     first: u64,
     next: u64,
-    /// Records that are going to be written.
+    /// Number of records that are reserved and may still be written.
     reserved: u64,
 }
 
 impl Journal {
-    /// What a predecessor has left.
+    /// Reads the journal that a predecessor has left.
     pub(super) fn look(memory: &Keepsake, identity: Identity) -> Found {
         let words = memory.words();
         let word = |at: usize| words[at].load(Ordering::Acquire);
@@ -142,8 +139,9 @@ impl Journal {
         }
     }
 
-    /// Takes the memory over; what was in it is forgotten by the first
-    /// [`Journal::forget`]. None: it is too small.
+    /// Takes over the memory; `None` if it is too small.
+    ///
+    /// Earlier records stay until the first [`Journal::forget`].
     pub(super) fn begin(memory: Keepsake, identity: Identity) -> Option<Journal> {
         let words = memory.words();
         if (words.len() as u64) * 8 < LEN {
@@ -176,19 +174,20 @@ impl Journal {
         self.memory.words()[at].store(value, Ordering::Release);
     }
 
-    /// The disk is going to have this size, from some instant on.
+    /// Records the size that the disk is about to get.
     pub(super) fn announce_size(&self, size: u64) {
         self.store(AT_NEXT_SIZE, size);
     }
 
-    /// It has this one, for certain.
+    /// Records the size that the disk now has for certain.
     pub(super) fn set_size(&self, size: u64) {
         self.store(AT_IDENTITY + 2, size);
         self.store(AT_NEXT_SIZE, 0);
     }
 
-    /// Room for `n` records, to be written or given back. False: there is
-    /// none before a write-back.
+    /// Reserves room for `n` records, to be written or returned.
+    ///
+    /// False: there is no room before a write-back.
     pub(super) fn reserve(&mut self, n: u64) -> bool {
         let used = self.next.wrapping_sub(self.first);
         let fits = used + self.reserved + n <= RECORDS;
@@ -196,12 +195,12 @@ impl Journal {
         fits
     }
 
-    /// Room that was not needed.
+    /// Returns reserved room.
     pub(super) fn unreserve(&mut self, n: u64) {
         self.reserved -= n;
     }
 
-    /// Notes an entry, for which there is room.
+    /// Appends a record, for which room is reserved.
     pub(super) fn append(&mut self, record: Record) {
         let at = place(self.next);
         for (n, word) in record.words().into_iter().enumerate() {
@@ -211,33 +210,33 @@ impl Journal {
         self.store(AT_NEXT, self.next);
     }
 
-    /// For [`Journal::forget`].
+    /// Returns the present position, for [`Journal::forget`].
     pub(super) fn mark(&self) -> u64 {
         self.next
     }
 
-    /// What was noted before the mark is durable.
+    /// Removes all records before the mark, which are durable.
     pub(super) fn forget(&mut self, mark: u64) {
         self.first = mark;
         self.store(AT_FIRST, mark);
     }
 }
 
-/// The first word of record number `n`.
+/// Returns the index of the first word of record number `n`.
 fn place(n: u64) -> usize {
     (HEADER_WORDS + n % RECORDS * RECORD_WORDS) as usize
 }
 
-/// A header's words before the records.
+/// The header's words come before the records.
 const _: () = assert!(AT_NEXT_SIZE < HEADER_WORDS as usize);
 
-/// Memory for tests, which a successor gets, too.
+/// Memory for tests; a clone of it serves as the successor's.
 #[cfg(test)]
 pub(super) fn memory() -> Keepsake {
     let words: Vec<std::sync::atomic::AtomicU64> = (0..LEN / 8).map(|_| 0.into()).collect();
     let words = std::sync::Arc::new(words);
     let base = std::ptr::NonNull::from(&words[0]).cast();
-    // SAFETY: the vector has so many words and is kept.
+    // SAFETY: the vector has this number of words and is kept.
     unsafe { Keepsake::new(base, words.len(), words) }
 }
 

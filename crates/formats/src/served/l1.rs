@@ -1,24 +1,24 @@
-//! An L1 table in memory, which can become longer under those who read it.
+//! An L1 table in memory that can grow while others read it.
 
 use crate::HostOffset;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Entries that come into memory together.
+/// Number of entries that are allocated in memory together.
 const CHUNK: usize = 4096;
 
 type Chunk = OnceLock<Box<[AtomicU64]>>;
 
 pub(super) struct L1 {
-    /// Of all entries that there can ever be; those that there are have been made.
+    /// Room for all entries that the table can ever have; chunks of present entries are allocated.
     chunks: Box<[Chunk]>,
     len: AtomicUsize,
-    /// Where it is in the file.
+    /// Offset of the table in the file.
     offset: AtomicU64,
 }
 
 impl L1 {
-    /// These are its entries, of which there will be no more than `most`.
+    /// Creates a table with these entries that can grow to `most` entries.
     pub(super) fn new(offset: HostOffset, entries: &[u64], most: usize) -> L1 {
         let most = most.max(entries.len());
         let chunks = std::iter::repeat_with(Chunk::new).take(most.div_ceil(CHUNK));
@@ -42,7 +42,7 @@ impl L1 {
         HostOffset(self.offset.load(Ordering::Acquire))
     }
 
-    /// Of an index that it has.
+    /// Returns the entry of an index within the table.
     pub(super) fn entry(&self, index: usize) -> &AtomicU64 {
         self.get(index).expect("the disk's tables are in it")
     }
@@ -54,7 +54,7 @@ impl L1 {
         self.chunks[index / CHUNK].get()?.get(index % CHUNK)
     }
 
-    /// It is somewhere else in the file from now on, and has `len` entries: what is new is 0.
+    /// Changes the offset in the file and the number of entries; new entries are 0.
     pub(super) fn moved(&self, offset: HostOffset, len: usize) {
         for chunk in &self.chunks[..len.div_ceil(CHUNK)] {
             chunk.get_or_init(|| (0..CHUNK).map(|_| AtomicU64::new(0)).collect());

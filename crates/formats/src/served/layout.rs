@@ -1,22 +1,23 @@
-//! What qcow2 and QED have in common: a table of tables whose entries say
-//! where the guest's clusters are.
+//! What qcow2 and QED have in common: two levels of tables that map guest clusters to host
+//! clusters.
 
 use crate::qcow2::{self, Cluster, L1Entry, L2Entry, MAX_HOST_OFFSET};
 use crate::qed;
 use crate::{GuestOffset, HostOffset};
 
-/// Bytes of a table that are read, cached and written together. A sector is
-/// written wholly or not at all, and entries never cross sectors.
+/// Bytes of a table that are read, cached and written together.
+///
+/// A sector is written wholly or not at all, and entries never cross sectors.
 pub(super) const SLICE_BYTES: u64 = 4096;
 
-/// The copied flag of a qcow2 entry.
+/// The copied flag of a qcow2 entry: the cluster belongs to this entry alone.
 pub(super) const EXCLUSIVE: u64 = 1 << 63;
 
-/// Why an entry cannot be followed; for people.
+/// Why an entry is invalid, as text for the user.
 pub(super) type Problem = String;
 
-/// The shape of one image's tables. Entries are kept as numbers, whatever
-/// their order of bytes in the file.
+/// The layout of one image's tables. Entries are kept as numbers, whatever their byte order on
+/// disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Layout {
     Qcow2(qcow2::Geometry),
@@ -37,7 +38,7 @@ impl Layout {
         1 << self.cluster_bits()
     }
 
-    /// The unit that is allocated or zero by itself, in bytes.
+    /// Returns the smallest number of bytes that can be allocated or zero by themselves.
     #[inline]
     pub(super) fn unit(&self) -> u64 {
         match self {
@@ -46,7 +47,7 @@ impl Layout {
         }
     }
 
-    /// Words of an entry: 1 or 2.
+    /// Returns the number of words of an L2 entry: 1 or 2.
     #[inline]
     pub(super) fn entry_words(&self) -> usize {
         match self {
@@ -55,7 +56,7 @@ impl Layout {
         }
     }
 
-    /// Bytes of an L2 table, which is in one piece.
+    /// Returns the bytes of an L2 table, which is contiguous.
     pub(super) fn table_bytes(&self) -> u64 {
         match self {
             Layout::Qcow2(g) => g.cluster_size(),
@@ -63,26 +64,27 @@ impl Layout {
         }
     }
 
-    /// Bytes of a slice: a part of a table, or a small one.
+    /// Returns the bytes of a slice: a part of a table, or a whole small one.
     #[inline]
     pub(super) fn slice_bytes(&self) -> u64 {
         SLICE_BYTES.min(self.table_bytes())
     }
 
-    /// Clusters that a slice speaks of; a power of two.
+    /// Returns the number of clusters that a slice describes; a power of two.
     #[inline]
     pub(super) fn slice_entries(&self) -> u64 {
         self.slice_bytes() / 8 / self.entry_words() as u64
     }
 
-    /// Slices of a table; a power of two.
+    /// Returns the number of slices of a table; a power of two.
     #[inline]
     pub(super) fn slices_per_table(&self) -> u64 {
         self.table_bytes() / self.slice_bytes()
     }
 
-    /// The entry is one that guest data can be read at. `file_len` bounds a
-    /// QED image's clusters, `guest` is what a data file's offsets must be.
+    /// Decodes an L2 entry; fails if it is invalid.
+    ///
+    /// `file_len` bounds the clusters of a QED image. In a data file the offset must equal `guest`.
     #[inline]
     pub(super) fn decode(
         &self,
@@ -109,8 +111,9 @@ impl Layout {
         }
     }
 
-    /// For a look that tells most entries: the bits that none of a cluster of
-    /// data has. All of them where it takes more than that to tell.
+    /// Returns the bits that no entry of an ordinary data cluster has, for a fast check of entries.
+    ///
+    /// All bits are set where this check does not suffice.
     pub(super) fn not_plain(&self) -> u64 {
         match self {
             Layout::Qcow2(g) if !g.extended_l2 && !g.data_file => {
@@ -121,7 +124,7 @@ impl Layout {
         }
     }
 
-    /// Whether the entry's host cluster belongs to this entry alone.
+    /// Returns whether the entry's host cluster belongs to this entry alone.
     #[inline]
     pub(super) fn is_exclusive(&self, entry: L2Entry) -> bool {
         match self {
@@ -130,8 +133,10 @@ impl Layout {
         }
     }
 
-    /// The entry of a cluster at `host`. Bits of `allocated` and `zero` stand
-    /// for its units, of which there is one unless entries are extended.
+    /// Returns the entry of a cluster at `host`.
+    ///
+    /// The bits of `allocated` and `zero` stand for its units; there is a single unit unless
+    /// entries are extended.
     pub(super) fn entry(&self, host: Option<HostOffset>, allocated: u32, zero: u32) -> L2Entry {
         let all = self.all_units();
         match self {
@@ -162,7 +167,7 @@ impl Layout {
         }
     }
 
-    /// A bit for each unit of a cluster.
+    /// Returns a mask with a bit for each unit of a cluster.
     pub(super) fn all_units(&self) -> u32 {
         match self.entry_words() {
             2 => u32::MAX,
@@ -170,7 +175,7 @@ impl Layout {
         }
     }
 
-    /// Zero clusters can be told from unallocated ones.
+    /// Returns whether the format distinguishes zero clusters from unallocated ones.
     pub(super) fn has_zero_clusters(&self) -> bool {
         match self {
             Layout::Qcow2(g) => g.version >= 3,
@@ -178,7 +183,7 @@ impl Layout {
         }
     }
 
-    /// Where the L2 table is that an L1 entry names.
+    /// Returns the offset of the L2 table that an L1 entry refers to.
     pub(super) fn table(
         &self,
         l1_entry: u64,
@@ -201,7 +206,7 @@ impl Layout {
         }
     }
 
-    /// The L1 entry's table is this entry's alone.
+    /// Returns whether the L1 entry's table belongs to this entry alone.
     pub(super) fn table_is_exclusive(&self, l1_entry: u64) -> bool {
         match self {
             Layout::Qcow2(_) => L1Entry(l1_entry).copied(),
@@ -209,7 +214,7 @@ impl Layout {
         }
     }
 
-    /// The L1 entry of a table of its own.
+    /// Returns the L1 entry of a table that belongs to this entry alone.
     pub(super) fn l1_entry(&self, table: HostOffset) -> u64 {
         match self {
             Layout::Qcow2(_) => L1Entry::new(table, true).0,
@@ -217,7 +222,7 @@ impl Layout {
         }
     }
 
-    /// Numbers from a table's bytes.
+    /// Converts a word from the byte order of the file.
     pub(super) fn word(&self, bytes: [u8; 8]) -> u64 {
         match self {
             Layout::Qcow2(_) => u64::from_be_bytes(bytes),
@@ -234,7 +239,7 @@ impl Layout {
     }
 }
 
-/// In an external data file every cluster is where the guest sees it.
+/// Checks that a cluster of an external data file is at its guest offset.
 fn check_data_file(cluster: &Cluster, guest: GuestOffset) -> Result<(), Problem> {
     let host = match cluster {
         Cluster::Data { host } => Some(*host),

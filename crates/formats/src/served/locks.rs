@@ -1,16 +1,16 @@
-//! Locks that tasks hold across I/O, on ranges of numbers: guest clusters
-//! that are being allocated, tables that are being made or read.
+//! Locks on ranges of numbers that tasks hold across I/O: guest clusters that are being allocated,
+//! tables that are being created or read.
 //!
-//! Who comes first gets it first, whichever worker runs him. Else a worker
-//! whose tasks keep each other waiting takes a lock again before any other one
-//! has woken up, for as long as its guest asks for more.
+//! Locks are granted in the order of the requests, whichever worker runs the task. Otherwise a
+//! worker whose tasks wait for each other would take a lock again before any other worker has woken
+//! up, for as long as its guest sends requests.
 
 use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// Somebody who holds a range or waits for it.
+/// A task that holds a range or waits for it.
 struct Place {
     number: u64,
     range: Range<u64>,
@@ -20,9 +20,9 @@ struct Place {
 
 #[derive(Default)]
 struct Inner {
-    /// In the order in which they came.
+    /// In the order of the requests.
     places: Vec<Place>,
-    /// Of the next one.
+    /// Number of the next place.
     number: u64,
 }
 
@@ -32,7 +32,7 @@ impl Inner {
         at.expect("it is there until its guard is dropped")
     }
 
-    /// Nobody who came before has a part of the range, or waits for one.
+    /// Returns whether no earlier place overlaps the range.
     fn is_next(&self, at: usize) -> bool {
         let range = &self.places[at].range;
         let mut before = self.places[..at].iter();
@@ -44,12 +44,14 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Few are held at any time: one for each task at most. The mutex within is
-/// held for a look at the list only.
+/// Locks on ranges.
+///
+/// Few are held at any time: at most one for each task. The inner mutex is held only while the list
+/// is searched.
 #[derive(Default)]
 pub(super) struct RangeLocks(Mutex<Inner>);
 
-/// Unlocks when dropped, or waits no more.
+/// Releases the range when it is dropped, or stops waiting for it.
 pub(super) struct RangeGuard<'a> {
     locks: &'a RangeLocks,
     number: u64,
@@ -60,21 +62,23 @@ impl RangeLocks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody holds a part of `range`, which is not empty. Ranges
-    /// are locked whole, so nobody waits while holding a part.
+    /// Waits until nobody holds a part of `range`, which is not empty, and locks it.
+    ///
+    /// The range is locked as a whole, so a waiting task never holds a part of it.
     pub(super) async fn lock(&self, range: Range<u64>) -> RangeGuard<'_> {
         let guard = self.enter(range);
         poll_fn(|cx| self.poll(guard.number, cx)).await;
         guard
     }
 
-    /// The lock of everything.
+    /// Locks the whole range of numbers.
     pub(super) async fn lock_all(&self) -> RangeGuard<'_> {
         self.lock(0..u64::MAX).await
     }
 
-    /// Likewise, unless it is not needed any more: None. Whoever waits asks
-    /// each time that somebody has unlocked.
+    /// Locks the whole range, unless `over` becomes true first: `None`.
+    ///
+    /// A waiting task calls `over` each time that a lock is released.
     pub(super) async fn lock_all_unless(&self, over: impl Fn() -> bool) -> Option<RangeGuard<'_>> {
         let guard = self.enter(0..u64::MAX);
         let locked = poll_fn(|cx| match over() {
@@ -150,7 +154,7 @@ mod tests {
         }
     }
 
-    /// What it returns, and what is told when to look again.
+    /// Returns the output, if it is ready, and the waker's flag.
     fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> (Option<T>, Arc<Woken>) {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
@@ -173,7 +177,7 @@ mod tests {
         assert!(none.is_none() && poll(second.as_mut()).0.is_none());
         drop(held);
         assert!(was_woken(&wakes_first));
-        // Both those who have waited, and who comes now.
+        // Neither the tasks that have waited nor a new one gets the lock.
         let (none, wakes_second) = poll(second.as_mut());
         assert!(none.is_none());
         assert!(poll(pin!(locks.lock_all())).0.is_none());

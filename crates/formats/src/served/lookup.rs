@@ -1,5 +1,5 @@
-//! Where a request's bytes are, if that can be told at once: what each worker
-//! does for each request.
+//! Maps a request to its place, if that needs no I/O: the code that each worker runs for each
+//! request.
 
 use super::active::{Active, Layer};
 use super::io::StorageId;
@@ -9,32 +9,33 @@ use crate::{GuestOffset, HostOffset};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Maximum number of slices that a worker finds without a lock, for each image of the chain. It has no more of them
-/// than the image's cache.
+/// Maximum number of slices that a worker finds without a lock, for each image of the chain.
+///
+/// The number is also limited by the size of the image's cache.
 const MOST_SLOTS: usize = 1024;
 
-/// One worker's way to the slices of one image.
+/// One worker's references to the slices of one image.
 struct Near {
-    /// By the slice's number modulo their count, a power of two. A slice that has left the cache stays in memory while
-    /// it is here, beyond the limit of the cache: so they are swept.
+    /// Indexed by the slice's number modulo the number of slots, a power of two. A slot keeps an
+    /// evicted slice in memory, beyond the limit of the cache. Therefore the slots are swept.
     slots: Box<[Option<Arc<Slice>>]>,
-    /// Number of slices that had left the cache when the slots were swept last.
+    /// Number of slices that had been evicted when the slots were last swept.
     swept: u64,
 }
 
-/// One worker's way to the slices of a chain.
+/// One worker's references to the slices of a chain.
 pub(super) struct Lookup(Vec<Near>);
 
-/// What is known at once.
+/// The result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// All of it, in one piece.
+    /// All bytes are at one place.
     Data {
         storage: StorageId,
         at: HostOffset,
     },
     Zero,
-    /// It takes several steps.
+    /// The request takes several steps.
     Else,
 }
 
@@ -53,7 +54,7 @@ impl Lookup {
         Lookup(layers.iter().map(near).collect())
     }
 
-    /// Where a read of `len` bytes from `guest` on goes.
+    /// Returns where a read of `len` bytes from `guest` on goes.
     #[inline]
     pub(super) fn read(&mut self, active: &Active, guest: GuestOffset, len: u64) -> Found {
         for (layer, near) in active.layers.iter().zip(&mut self.0) {
@@ -113,7 +114,7 @@ impl Lookup {
             )) if n == len => at,
             _ => return Found::Else,
         };
-        // A problem is found again, and said, by the task.
+        // The task finds the problem again and reports it.
         match tables.check_target(Some(&tables.filter), exclusive, len) {
             Ok(()) => Found::Data {
                 storage: tables.data,
@@ -125,7 +126,7 @@ impl Lookup {
 }
 
 impl Near {
-    /// Fetches a slice from the cache. The outer None: it is not there.
+    /// Fetches a slice from the cache. The outer `None`: it is not there.
     fn fetch(&mut self, tables: &Tables, number: u64) -> Option<Option<Arc<Slice>>> {
         let (slice, evicted) = tables.cached(number);
         if evicted - self.swept >= (self.slots.len() as u64).div_ceil(8) {
@@ -152,7 +153,7 @@ impl Near {
         if !slice.used.load(Ordering::Relaxed) {
             slice.used.store(true, Ordering::Relaxed);
         }
-        // A problem is found again, and said, by the task.
+        // The task finds the problem again and reports it.
         tables.extent(slice, guest, max).ok()
     }
 }

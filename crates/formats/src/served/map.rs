@@ -1,8 +1,7 @@
-//! Where in a chain the guest's bytes are, as `qemu-img map` tells it: for tools, which copy,
-//! compare and measure by it.
+//! Maps the guest's bytes to places in a chain, as `qemu-img map` does.
 //!
-//! It reads tables with blocking I/O, and what a worker has changed in memory it sees. What
-//! changes while it looks may be told as it was before or after.
+//! For tools that copy, compare and measure. Reads tables with blocking I/O, and sees what a worker
+//! has changed in memory. A change during the look-up may or may not be reported.
 
 use super::active::{Active, Layer};
 use super::disk::ImageDisk;
@@ -20,46 +19,48 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A part of the guest's disk that is all alike.
+/// A uniform part of the guest's disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapExtent {
-    /// Where it begins, in bytes of the guest's disk.
+    /// Offset in the guest's disk, in bytes.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The image of the chain that decides what it reads as: 0 is the disk's own, 1 its backing
-    /// file. An image that has nothing there decides if it is the last, or if the next ends
-    /// before.
+    /// Depth of the image that decides what the part reads as: 0 is the top image, 1 its backing
+    /// image. An image without an entry decides if it is the last one, or if the next one ends
+    /// before this part.
     pub depth: usize,
-    /// That image has it, as data or as zeroes: with another backing file it would read the same.
+    /// Whether that image has an entry, as data or as zeroes. It would read the same with another
+    /// backing file.
     pub present: bool,
-    /// It reads as zeroes.
+    /// Whether the part reads as zeroes.
     pub zero: bool,
-    /// It is stored. Both `zero` and `data`: in a cluster where the file has a hole.
+    /// Whether the part is stored. With `zero` too, it is in a cluster where the file has a hole.
     pub data: bool,
-    /// In a compressed cluster.
+    /// Whether the part is in a compressed cluster.
     pub compressed: bool,
-    /// Where its bytes are, or would be written, unless they are compressed or nowhere.
+    /// Place of its bytes, or where they would be written. `None` if compressed or without a place.
     pub host: Option<Host>,
 }
 
 /// A place in one of a chain's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// See [`Mapper::paths`].
+    /// Index of the file in [`Mapper::paths`].
     pub file: u8,
-    /// In bytes.
+    /// Offset in bytes.
     pub offset: u64,
 }
 
 impl MapExtent {
-    /// No image that was looked at decides what it reads as: that is for those below. Never so
-    /// when all of the chain was looked at.
+    /// Returns whether no searched image decides what the part reads as, so that images below do.
+    ///
+    /// Never true when the whole chain was searched.
     pub fn is_below(&self) -> bool {
         !self.data && !self.zero
     }
 
-    /// Adds what follows, if it is more of the same, in the file where this ends.
+    /// Appends the next extent, if it continues this one in the same file; returns whether it does.
     pub fn merge(&mut self, next: &MapExtent) -> bool {
         let goes_on = |host: Host| Host {
             offset: host.offset + self.len,
@@ -79,31 +80,33 @@ impl MapExtent {
     }
 }
 
-/// Looks up where the bytes of an activated disk are. It remembers what it has read last, so it is
-/// for one thread, and fastest from lower to higher offsets.
+/// Looks up where the bytes of an activated disk are.
+///
+/// Remembers what it has read last. So it is for a single thread, and fastest with ascending
+/// offsets.
 pub struct Mapper {
     active: Arc<Active>,
     near: Vec<Near>,
     paths: Vec<PathBuf>,
 }
 
-/// What is known of one image of the chain.
+/// What a mapper remembers of one image of the chain.
 #[derive(Default)]
 struct Near {
     slice: Option<Arc<Slice>>,
     /// Whether allocated clusters may be holes of the file.
     metadata_only: Option<bool>,
-    /// Bytes of the file that are a hole (true) or data.
+    /// The last range of the file found to be a hole (true) or data (false).
     run: Option<(bool, Range<HostOffset>)>,
 }
 
 impl ImageDisk {
-    /// The map of the disk, which is activated.
+    /// Returns the mapper of the disk, which must be active.
     pub fn mapper(&self) -> Result<Mapper, DiskError> {
         self.mapper_from(0)
     }
 
-    /// Likewise, of the one that the images from that depth on are.
+    /// Returns the mapper of the chain that starts at that depth.
     pub fn mapper_from(&self, depth: usize) -> Result<Mapper, DiskError> {
         let active = self.active();
         let active = active.filter(|active| depth < active.layers.len());
@@ -123,26 +126,30 @@ impl ImageDisk {
 }
 
 impl Mapper {
-    /// Images in the chain, 1 at least.
+    /// Returns the number of images in the chain, at least 1.
     pub fn depth(&self) -> usize {
         self.active.layers.len()
     }
 
-    /// Bytes of the disk that the image at this depth knows of.
+    /// Returns the bytes of the disk that the image at this depth covers.
     pub fn size(&self, depth: usize) -> u64 {
         self.active.layers[depth].size()
     }
 
-    /// The chain's files, by the number that [`Host::file`] is, as QEMU shows their names: where
-    /// the image that names a file is taken from, and the name in it.
+    /// Returns the paths of the chain's files, indexed by [`Host::file`].
+    ///
+    /// As QEMU shows them: the directory of the image that names a file, and the name in it.
     pub fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
 
-    /// What the bytes from `guest` on are, and for how many of `max` that is true; both are within
-    /// the disk and `max` is not 0. Only the first `layers` images of the chain are looked at: if
-    /// none of them decides, it [is below](MapExtent::is_below). The error is an image's, or of
-    /// reading it.
+    /// Returns what the bytes from `guest` on are, as an extent of at most `max` bytes.
+    ///
+    /// Both are within the disk and `max` is not 0. Searches only the first `layers` images of the
+    /// chain. If none of them decides, the extent [is below](MapExtent::is_below).
+    ///
+    /// # Errors
+    /// An image is invalid or cannot be read.
     pub fn at(&mut self, guest: u64, mut max: u64, layers: usize) -> Result<MapExtent, DiskError> {
         let guest = GuestOffset(guest);
         let layers = layers.min(self.active.layers.len());
@@ -150,7 +157,7 @@ impl Mapper {
         for depth in 0..layers {
             let left = self.size(depth).saturating_sub(guest.0);
             if left == 0 {
-                // Beyond the end of a short backing file: the one above has nothing there.
+                // Beyond the end of a short backing image: the image above has no entry there.
                 return Ok(nothing(guest, max, depth.saturating_sub(1), true));
             }
             max = max.min(left);
@@ -168,8 +175,9 @@ impl Mapper {
         Ok(nothing(guest, max, layers, false))
     }
 
-    /// All of a range that is within the disk, merged as far as possible; the rest as for
-    /// [`Mapper::at`]. Ends with the first error.
+    /// Returns all extents of a range within the disk, merged as far as possible.
+    ///
+    /// See [`Mapper::at`] for `layers`. Ends with the first error.
     pub fn extents(&mut self, range: Range<u64>, layers: usize) -> Extents<'_> {
         Extents {
             mapper: self,
@@ -224,7 +232,7 @@ impl Mapper {
         }
     }
 
-    /// Whether the file has a hole at `at`, and for how many of `max` bytes it is the same.
+    /// Returns whether the file has a hole at `at`, and for how many of `max` bytes this holds.
     fn run(&mut self, depth: usize, file: StorageId, at: HostOffset, max: u64) -> (bool, u64) {
         let known = &mut self.near[depth].run;
         let (hole, run) = match known {
@@ -239,7 +247,7 @@ impl Mapper {
     }
 
     fn is_metadata_only(&mut self, tables: &Tables, depth: usize) -> bool {
-        // What cannot be told makes a difference of speed only.
+        // A wrong answer after an error only costs time.
         *self.near[depth]
             .metadata_only
             .get_or_insert_with(|| has_metadata_only(tables.file.bytes()).unwrap_or(false))
@@ -257,7 +265,7 @@ impl Mapper {
         let Some(slice) = self.slice(tables, depth, first)? else {
             let last = tables.slice_of(guest + (max - 1));
             let mut next = first + 1;
-            // Whole tables that are not there.
+            // Skips whole tables that do not exist.
             while next <= last && tables.table_of(next)?.is_none() {
                 let per_table = tables.layout.slices_per_table();
                 next = (next / per_table + 1) * per_table;
@@ -282,8 +290,9 @@ impl Mapper {
         Ok(found)
     }
 
-    /// The slice as it is in memory or on disk. It is not put into the cache: that is for those
-    /// who change it.
+    /// Returns the slice as it is in memory or on disk.
+    ///
+    /// Does not put the slice into the cache, which only tasks that change slices fill.
     fn slice(
         &mut self,
         tables: &Tables,
@@ -313,7 +322,7 @@ impl Mapper {
     }
 }
 
-/// Consecutive extents, merged.
+/// Iterator over consecutive extents, merged.
 pub struct Extents<'a> {
     mapper: &'a mut Mapper,
     layers: usize,
@@ -330,7 +339,7 @@ impl Iterator for Extents<'_> {
         while self.at < self.end {
             let more = match self.mapper.at(self.at, self.end - self.at, self.layers) {
                 Ok(more) => more,
-                // The next call finds it again.
+                // The next call returns the error.
                 Err(_) if found.is_some() => break,
                 Err(error) => {
                     self.at = self.end;
@@ -351,7 +360,7 @@ impl Iterator for Extents<'_> {
     }
 }
 
-/// What no image has.
+/// Returns an extent that is in no image.
 fn nothing(start: GuestOffset, len: u64, depth: usize, zero: bool) -> MapExtent {
     MapExtent {
         start: start.0,
@@ -365,7 +374,7 @@ fn nothing(start: GuestOffset, len: u64, depth: usize, zero: bool) -> MapExtent 
     }
 }
 
-/// Of one cluster, `max` bytes at most.
+/// Returns the extent of one cluster from `guest` on, `max` bytes at most.
 fn in_cluster(
     tables: &Tables,
     slice: &Slice,
@@ -412,7 +421,7 @@ fn in_cluster(
         }
     };
     found.present = found.data || found.zero;
-    // Who looked there would find what nobody has written.
+    // The place of encrypted data is of no use to a reader, who would see ciphertext.
     let host = host.filter(|_| !tables.is_sealed);
     found.host = host.map(|host| Host {
         file: tables.data,

@@ -1,11 +1,10 @@
-//! What the channel notes with a request until it is done: places in
-//! [`Request::memo`](fathom_core::Request::memo).
+//! The channel's notes in a request: indexes of [`Request::memo`](fathom_core::Request::memo).
 
-/// Which of the chain's storages has it.
+/// Storage that the request was passed to.
 pub(super) const STORAGE: usize = 0;
 
-/// The parity of the epoch in which it is counted.
+/// Parity of the epoch in which the request is counted.
 pub(super) const EPOCH: usize = 1;
 
-/// It is counted in none.
+/// Value of [`EPOCH`] for a request that is not counted.
 pub(super) const UNCOUNTED: u8 = u8::MAX;

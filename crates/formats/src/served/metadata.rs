@@ -1,4 +1,4 @@
-//! Where an image's metadata is, so that nothing else is written there.
+//! Keeps track of an image's metadata, so that nothing else is written over it.
 
 use super::layout::Problem;
 use crate::HostOffset;
@@ -7,18 +7,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Exact; behind the lock of the image's state.
+/// The exact regions of the metadata, behind the lock of the image's state.
 pub(super) struct Metadata {
     regions: Regions,
-    /// Clusters of L2 tables, sorted: those that there were, and new ones.
+    /// Clusters of the L2 tables found at activation, sorted.
     tables: Vec<u64>,
     new_tables: BTreeSet<u64>,
     filter: Arc<Filter>,
 }
 
 impl Metadata {
-    /// `tables` are the clusters of all active L2 tables. None may be
-    /// anything else, too.
+    /// Creates the list from all regions and the clusters of all active L2 tables.
+    ///
+    /// Fails if a table is used twice or overlaps other metadata.
     pub(super) fn new(regions: Regions, mut tables: Vec<u64>) -> Result<Metadata, Problem> {
         let filter = Filter::new();
         let bits = regions.cluster_bits();
@@ -46,7 +47,7 @@ impl Metadata {
         })
     }
 
-    /// For images that are not written to.
+    /// Returns an empty list, for images that are not written to.
     pub(super) fn none() -> Metadata {
         Metadata {
             regions: Regions::default(),
@@ -56,12 +57,12 @@ impl Metadata {
         }
     }
 
-    /// What says so without a lock.
+    /// Returns the filter that excludes metadata without a lock.
     pub(super) fn filter(&self) -> Arc<Filter> {
         self.filter.clone()
     }
 
-    /// What a write to the cluster would hit.
+    /// Returns the metadata that a write to the cluster would hit.
     pub(super) fn in_cluster(&self, cluster: u64) -> Option<Region> {
         let bits = self.regions.cluster_bits();
         if self.tables.binary_search(&cluster).is_ok() || self.new_tables.contains(&cluster) {
@@ -71,7 +72,7 @@ impl Metadata {
             .overlap(HostOffset::of_cluster(cluster, bits), 1)
     }
 
-    /// The clusters become an L2 table.
+    /// Adds the clusters of a new L2 table.
     pub(super) fn add_table(&mut self, clusters: std::ops::Range<u64>) {
         for cluster in clusters {
             self.filter.add(cluster);
@@ -79,7 +80,7 @@ impl Metadata {
         }
     }
 
-    /// It is none any more.
+    /// Removes the clusters of an L2 table.
     pub(super) fn remove_table(&mut self, clusters: std::ops::Range<u64>) {
         for cluster in clusters {
             if let Ok(at) = self.tables.binary_search(&cluster) {
@@ -89,7 +90,7 @@ impl Metadata {
         }
     }
 
-    /// Other metadata, in clusters that were free.
+    /// Adds other metadata, in clusters that were free.
     pub(super) fn add(&mut self, region: Region, clusters: std::ops::Range<u64>) {
         let bits = self.regions.cluster_bits();
         clusters.clone().for_each(|c| self.filter.add(c));
@@ -100,7 +101,7 @@ impl Metadata {
         debug_assert!(added.is_ok());
     }
 
-    /// The region that starts there is given up.
+    /// Removes the region of this offset and length.
     pub(super) fn remove_bytes(&mut self, offset: HostOffset, len: u64) {
         self.regions.remove(offset, len);
     }
@@ -108,7 +109,7 @@ impl Metadata {
 
 const FILTER_WORDS: usize = 4096;
 
-/// Says without a lock that a cluster holds no metadata, or that it may.
+/// Tells without a lock that a cluster holds no metadata, or that it may hold some.
 pub(super) struct Filter(Box<[AtomicU64]>);
 
 impl Filter {
@@ -117,7 +118,7 @@ impl Filter {
         Arc::new(Filter(words.collect()))
     }
 
-    /// The upper bits of a product depend on all bits of the number.
+    /// Returns the word and the bit of a cluster. The upper bits of the product depend on all bits.
     #[inline]
     fn place(cluster: u64) -> (usize, u64) {
         let hash = cluster.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - 18);

@@ -1,13 +1,14 @@
-//! qcow2 images whose clusters are in use while the file has holes there.
+//! Detects qcow2 images with many allocated clusters that are holes in the file.
 
 use crate::offline::Image;
 use crate::qcow2::refcount::{self, TableEntry};
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 
-/// Whether clearly more clusters have a refcount than the file has space for, as after
-/// `preallocation=metadata`: then it is worth while to ask the file which of them are holes. Never
-/// of a QED image. By the same measure as QEMU, which asks then, too.
+/// Returns whether clearly more clusters have a refcount than the file has space for.
+///
+/// This is so after `preallocation=metadata`. Then it pays to ask the file which clusters are
+/// holes. Never true for QED images. Uses the same threshold as QEMU.
 pub(super) fn has_metadata_only(file: &dyn ImageFile) -> Result<bool> {
     if Format::probe(file)? != Format::Qcow2 {
         return Ok(false);

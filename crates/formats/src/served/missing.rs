@@ -1,9 +1,9 @@
-//! Finds clusters that an image's tables name behind the end of the file.
+//! Finds clusters beyond the end of the file that an image's tables refer to.
 //!
-//! Such a file was cut off: what its guest had written there is lost, and whoever writes to the image next would put
-//! new data where the tables expect the old. To find that at each start must cost next to nothing, so refcounts are
-//! looked at first: only the few that count clusters behind the end. (They may say that clusters are in use there
-//! that no table names: a power cut leaves such leaks.)
+//! Such a file was truncated. The guest's data there is lost, and the next writer of the image
+//! would put new data where the tables expect the old. This search runs at each start and must cost
+//! next to nothing. So it first looks at refcounts: only at the few that count clusters beyond the
+//! end. (They may be nonzero for clusters that no table refers to: a power cut leaves such leaks.)
 
 use super::layout::Layout;
 use super::storage::Storage;
@@ -12,16 +12,16 @@ use crate::qcow2::refcount::get;
 use crate::qcow2::{Cluster, Geometry, L2Entry};
 use crate::{Error, GuestOffset, HostOffset, Result};
 
-/// A cluster that is named and missing.
+/// A guest cluster whose host cluster is beyond the end of the file.
 pub(super) struct Missing {
     guest: GuestOffset,
     host: HostOffset,
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     len: u64,
 }
 
 impl Missing {
-    /// Searches for the first one, in an image whose refcount blocks are at these places.
+    /// Finds the first missing cluster of an image with refcount blocks at these offsets.
     pub(super) fn find(
         file: &dyn Storage,
         data: &dyn Storage,
@@ -36,7 +36,7 @@ impl Missing {
         };
         let end = HostOffset(len).up_to(g.cluster_size());
         let may_miss = match parts.has_data_file {
-            // (In an external data file each cluster is where the guest sees it.)
+            // (In an external data file each cluster is at its guest offset.)
             true => end.0 < parts.size,
             false => counts_behind(file, g, blocks, end)?,
         };
@@ -46,7 +46,7 @@ impl Missing {
         }
     }
 
-    /// Why the image is not opened for writing.
+    /// Returns the error for an image that is not opened for writing.
     pub(super) fn refused(&self) -> Error {
         let Missing { guest, host, len } = self;
         Error::invalid(format!(
@@ -58,7 +58,7 @@ impl Missing {
     }
 }
 
-/// Whether a cluster from `end` on has a refcount.
+/// Returns whether a cluster from `end` on has a nonzero refcount.
 fn counts_behind(
     file: &dyn Storage,
     g: &Geometry,
@@ -84,7 +84,7 @@ fn counts_behind(
     Ok(false)
 }
 
-/// The first entry of the L2 tables that names a cluster from `end` on.
+/// Returns the first entry of the L2 tables that refers to a cluster from `end` on.
 fn in_tables(
     file: &dyn Storage,
     parts: &Parts,
@@ -97,7 +97,7 @@ fn in_tables(
     let words = layout.entry_words();
     let entries = layout.slice_entries() * layout.slices_per_table();
     for (number, entry) in (0..).zip(&parts.l1) {
-        // (What is wrong with an entry is found, and said, when it is used.)
+        // (An invalid entry is found and reported when it is used.)
         let Ok(Some(table)) = layout.table(*entry, parts.file_len) else {
             continue;
         };

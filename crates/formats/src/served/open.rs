@@ -1,5 +1,4 @@
-//! Opening a chain: the image, the files that it names, and those that they
-//! name.
+//! Opens a chain: the top image, the files that it names, and the files that those name.
 
 use super::beside::Beside;
 use super::condition::ImageCondition;
@@ -18,31 +17,32 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The longest discard or zeroing in one request: entries change quickly.
+/// Maximum bytes of a discard or zeroing in one request; these mostly change entries, which is
+/// fast.
 const MAX_RANGE: u64 = 1 << 30;
 
-/// A file may become longer up to a multiple of that, when whole blocks of its device are written.
+/// Granularity in bytes to which a file may grow when whole blocks of its device are written.
 const MAX_BLOCK: u64 = 4096;
 
-/// Images of one chain.
+/// Maximum number of images in a chain.
 pub const MAX_CHAIN: usize = 200;
 
 /// One image of a chain, by its header.
 #[derive(Clone)]
 pub(super) struct Link {
     pub(super) storage: StorageId,
-    /// Where its guest data is.
+    /// Storage of its guest data.
     pub(super) data: StorageId,
     pub(super) image: Image,
-    /// Of a raw image: where in its file the disk starts, and its bytes.
+    /// For a raw image: offset of the disk in its file, and size of the disk in bytes.
     pub(super) raw: (HostOffset, u64),
     pub(super) writable: bool,
-    /// Of the header by which its guest data is encrypted.
+    /// Fingerprint of the header by which its guest data is encrypted.
     pub(super) seal: Option<Fingerprint>,
 }
 
 impl Link {
-    /// Of the disk that it is with those below it, in bytes.
+    /// Returns the size in bytes of the disk that this image and those below it form.
     pub(super) fn size(&self) -> u64 {
         match &self.image {
             Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => self.raw.1,
@@ -50,7 +50,7 @@ impl Link {
         }
     }
 
-    /// So many internal snapshots it had when its header was read.
+    /// Returns the number of internal snapshots when its header was read.
     pub(super) fn snapshots(&self) -> u32 {
         match &self.image {
             Image::Qcow2(header) => header.snapshots,
@@ -59,19 +59,19 @@ impl Link {
     }
 }
 
-/// A file, and what it is said to be.
+/// A file and its format, as the image above names them.
 struct Named {
     file: Arc<dyn Storage>,
     format: Format,
 }
 
-/// All of them, and their files.
+/// All images of a chain, and their files.
 pub(super) struct Chain {
-    /// What the disk is made of.
+    /// The images that the disk now consists of.
     links: Mutex<Arc<[Link]>>,
-    /// Of what sizes they were when it was opened.
+    /// Sizes in bytes of the images when the chain was opened.
     opened: Vec<u64>,
-    /// Its first image could have bitmaps when it was opened.
+    /// Whether the top image could have bitmaps when it was opened.
     pub(super) can_have_bitmaps: bool,
     pub(super) storages: Vec<Arc<dyn Storage>>,
     pub(super) counts: Arc<ImageCounts>,
@@ -146,24 +146,24 @@ impl Chain {
         Ok(chain)
     }
 
-    /// The images, from the disk's own down.
+    /// Returns the images, from the top image down.
     pub(super) fn links(&self) -> Arc<[Link]> {
         self.now().clone()
     }
 
-    /// Others, or fewer of them, while it is not in use: all files stay open.
+    /// Replaces the images while the disk is not in use. All files stay open.
     pub(super) fn set_links(&self, links: Vec<Link>) {
         *self.now() = links.into();
     }
 
-    /// Of these images, the first one's own first.
+    /// Returns the files of these images, those of the first image first.
     pub(super) fn files_of(&self, links: &[Link]) -> Vec<&Arc<dyn Storage>> {
-        // (One image's are one after the other.)
+        // (The files of one image have consecutive numbers.)
         let ids = links.iter().flat_map(|link| link.storage..=link.data);
         ids.map(|id| &self.storages[usize::from(id)]).collect()
     }
 
-    /// It has all the images that it had when it was opened, and those below are as long as they were.
+    /// Returns whether the chain has all its images, and backing images kept their sizes.
     pub(super) fn is_as_opened(&self) -> bool {
         let now = self.links();
         let mut below = now.iter().zip(&self.opened).skip(1);
@@ -174,12 +174,13 @@ impl Chain {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The image's own path.
+    /// Returns the path of the top image.
     pub(super) fn path(&self) -> &Path {
         self.storages[0].path()
     }
 
-    /// Of all files, as the images name them; relative names begin where the image's own does.
+    /// Returns the paths of all files as the images name them, relative to the image that names
+    /// them.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         let mut paths: Vec<_> = self.storages.iter().map(|s| s.path().to_owned()).collect();
         let mut set = |image: StorageId, file: StorageId, name: Option<&[u8]>| {
@@ -198,12 +199,12 @@ impl Chain {
         paths
     }
 
-    /// Of the disk that the images from that depth on are, in bytes.
+    /// Returns the size in bytes of the disk that starts at that depth.
     pub(super) fn size(&self, depth: usize) -> u64 {
         self.links()[depth].size()
     }
 
-    /// What the disk is like that the images from that depth on are.
+    /// Returns the properties of the disk that starts at that depth.
     pub(super) fn info(&self, options: &ImageOptions, depth: usize) -> DiskInfo {
         let link = &self.links()[depth];
         let storage = self.storages[usize::from(link.storage)].disk().info();
@@ -234,7 +235,10 @@ impl Chain {
         }
     }
 
-    /// What is encrypted in larger sectors is written in such, or is going to be if what is above is committed.
+    /// Returns the block size of the disk that starts at that depth.
+    ///
+    /// Images encrypted in larger sectors are written in such sectors, now or after a commit into
+    /// them.
     fn block_size(&self, depth: usize) -> u32 {
         let is_luks = |link: &&Link| matches!(link.image, Image::Luks(..));
         let links = self.links();
@@ -247,7 +251,7 @@ impl Chain {
         sectors.filter(fits).max().unwrap_or(512)
     }
 
-    /// A raw file that was written to below others is as long as its disk: whole blocks were written.
+    /// Cuts a raw base image to the size of its disk, since whole blocks were written to it.
     pub(super) fn trim(&self, options: &ImageOptions) -> io::Result<()> {
         let base = options.beside.and_then(Beside::base);
         let Some(depth) = base.filter(|_| self.is_as_opened()) else {
@@ -305,7 +309,7 @@ impl Chain {
         self.add(file)
     }
 
-    /// Guest data that is encrypted in a qcow2 image has a storage of its own, in which it is not.
+    /// Opens the storage that decrypts the guest data of an encrypted qcow2 image.
     fn unlock_data(
         &mut self,
         image: &Image,
@@ -344,11 +348,11 @@ impl Chain {
         let file = opener.open(path, name, writable)?;
         let format = match (format, image) {
             (Some(format), _) => format,
-            // QED's header says raw or nothing.
+            // The header of QED records raw or nothing.
             (None, Image::Qed(..)) => {
                 let found = Format::probe(file.bytes()).map_err(told(file.path()))?;
                 if found.is_only_read() {
-                    // (What a guest has written must not name files.)
+                    // (A guest must not be able to write a header that names other files.)
                     let below = file.path().display();
                     let problem = format!(
                         "the format of its backing file {below} is not recorded, and looks like \
@@ -371,17 +375,17 @@ impl Chain {
     }
 }
 
-/// Whether the image of that depth is written to.
+/// Returns whether guest data is written to the image of that depth.
 fn is_writable(options: &ImageOptions, depth: usize) -> bool {
     depth == 0 && !options.read_only || options.beside.and_then(Beside::base) == Some(depth)
 }
 
-/// Whether its file is, be it the header only.
+/// Returns whether the image's file is written to, even if only its header is.
 pub(super) fn opens_for_writing(options: &ImageOptions, depth: usize) -> bool {
     is_writable(options, depth) || options.beside.and_then(Beside::header) == Some(depth)
 }
 
-/// A file's header, and the file, or what the disk's bytes are in.
+/// Reads a file's header, and returns the storage in which the disk's bytes are.
 fn read_header(
     file: Arc<dyn Storage>,
     format: Format,
@@ -400,12 +404,12 @@ fn read_header(
     }
 }
 
-/// A raw file that was written to below others is longer than its disk: whole blocks were written.
+/// Returns whether the file is longer than its disk only because whole blocks were written.
 pub(super) fn is_padded(size: u64, len: u64) -> bool {
     (size + 1..=size.next_multiple_of(MAX_BLOCK)).contains(&len)
 }
 
-/// What can be told by the header alone.
+/// Checks what the header alone shows.
 pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), DiskError> {
     if writable && image.format().is_only_read() {
         return Err(told(path)(Error::only_read(image.format())));
@@ -442,7 +446,7 @@ fn refuse_empty(path: &Path, image: &Image) -> Result<(), DiskError> {
     }
 }
 
-/// Which part of a raw file is the disk.
+/// Returns which part of a raw file is the disk.
 fn raw_window(
     path: &Path,
     image: &Image,

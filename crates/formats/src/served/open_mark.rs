@@ -1,7 +1,8 @@
-//! Whether an image was closed after it was written to.
+//! Marks an image as open while it may be written to.
 //!
-//! A qcow2 image with refcounts does not say so itself: after a kill it is sound, but clusters may be leaked. (With lazy
-//! refcounts, and in QED images, the header says it, and the image is repaired when it is taken into use.)
+//! A qcow2 image with refcounts has no such flag. After a kill it is sound, but clusters may be
+//! leaked. (With lazy refcounts, and in QED images, the header has a flag, and the image is
+//! repaired at activation.)
 
 use super::layout::Layout;
 use super::tables::Tables;
@@ -9,7 +10,7 @@ use fathom_units::cause;
 use std::sync::atomic::Ordering;
 
 impl Tables {
-    /// Notes whether the writer before has closed the image, and marks the image as open until it is closed.
+    /// Checks whether the last writer has closed the image, and marks the image as open.
     pub(super) fn open_for_writing(&self) {
         if !self.has_open_mark() {
             return;
@@ -31,8 +32,9 @@ impl Tables {
         }
     }
 
-    /// Removes the mark: everything is written back. The mark of an image that may have leaked clusters stays, for
-    /// whoever has the image next.
+    /// Removes the mark after everything was written back.
+    ///
+    /// The mark of an image that may have leaked clusters stays, for the next writer.
     pub(super) fn close_for_writing(&self) {
         if !self.has_open_mark() || self.may_leak.load(Ordering::Relaxed) {
             return;

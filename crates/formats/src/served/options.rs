@@ -1,4 +1,4 @@
-//! How an image is served.
+//! Options for serving an image.
 
 use super::beside::Beside;
 use super::sealed::Keys;
@@ -6,65 +6,68 @@ use crate::Format;
 use crate::offline::SnapshotName;
 use std::num::NonZero;
 
-/// Enough for all L2 tables of a qcow2 image of 256 GiB in clusters of 64 KiB.
+/// Default bytes of L2 tables in memory: all of a 256 GiB qcow2 image with 64 KiB clusters.
 pub const DEFAULT_METADATA_CACHE: u64 = 32 << 20;
 
-/// How to serve an image.
+/// Options for serving an image.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
     pub format: Format,
     pub read_only: bool,
-    /// The guest may discard, and freed clusters are freed in the file, too.
+    /// Whether the guest may discard, and freed clusters are discarded in the file.
     pub discard: bool,
     /// Bytes of L2 tables in memory, for all images of the chain.
     pub metadata_cache: u64,
-    /// What unlocks images of the chain that are encrypted.
+    /// Keys of the encrypted images of the chain.
     pub keys: Keys,
-    /// Of a raw image: where in its file the disk starts.
+    /// For a raw image: offset in bytes of the disk in its file.
     pub offset: u64,
-    /// Of a raw image: the disk's bytes; none: up to the file's end.
+    /// For a raw image: size of the disk in bytes; `None`: up to the end of the file.
     pub size: Option<u64>,
-    /// The disk as an internal snapshot has kept it; needs `read_only`.
+    /// Internal snapshot whose state is served; requires `read_only`.
     pub snapshot: Option<SnapshotName>,
-    /// For tools: writes of whole clusters are stored compressed (see
+    /// For tools: stores writes of whole clusters compressed (see
     /// [`ImageDisk::compress_unit`](super::ImageDisk::compress_unit)).
     pub compress: bool,
-    /// For tools: also sizes that no guest can use. What a raw file has of its
-    /// last sector is padded with zeroes, and a disk may be empty.
+    /// For tools: allows sizes that no guest can use. An incomplete last sector of a raw file is
+    /// padded with zeroes, and a disk may be empty.
     pub any_size: bool,
-    /// For a job: there are other disks on the same images (see [`ImageDisk::beside`](super::ImageDisk::beside)).
+    /// For jobs: side views of the same images (see
+    /// [`ImageDisk::beside`](super::ImageDisk::beside)).
     pub beside: Option<Beside>,
-    /// For whoever changes the backing file: it writes what the disk reads as already, and what
-    /// it zeroes reads as zeroes by the image's own entries, even if it does so on its present
-    /// backing file.
+    /// For a change of the backing file. The caller only writes data that the disk reads as
+    /// already. Ranges that it zeroes must read as zeroes by the image's own entries, even if the
+    /// present backing file has zeroes there, too.
     pub rebasing: bool,
-    /// Clusters that an image's tables name behind its file's end read as zeroes. Otherwise their reads fail, and an
-    /// image that names any is not opened for writing.
+    /// Clusters beyond the end of an image's file read as zeroes. Otherwise reads of them fail, and
+    /// an image whose tables refer to such clusters is not opened for writing.
     pub zero_missing_clusters: bool,
-    /// What becomes of the bitmaps that are in a qcow2 image.
+    /// How the bitmaps inside a qcow2 image are handled.
     pub own_bitmaps: OwnBitmaps,
-    /// The host's page cache is right, since no other host has written to the
-    /// files: it is kept. (A guest may come from another one.)
+    /// Keeps the host's page cache at activation. Correct only if no other host has written to the
+    /// files. (A migrated guest has run on another host.)
     pub keep_page_cache: bool,
-    /// Threads that compress and decompress, for all workers: more than there are processors would
-    /// only take turns. They start when there is something for them to do. 0: what they would do
-    /// waits for [`ImageDisk::help`](super::ImageDisk::help).
+    /// Maximum number of threads that compress and decompress, for all workers. More threads than
+    /// processors gain nothing. Threads start with the first job. 0: jobs wait for
+    /// [`ImageDisk::help`](super::ImageDisk::help).
     pub helpers: usize,
 }
 
-/// What becomes of the bitmaps that are in a qcow2 image when it is written to.
+/// How the bitmaps inside a qcow2 image are handled when the image is written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnBitmaps {
-    /// Nobody believes the enabled ones any more.
+    /// The enabled bitmaps are marked as unusable.
     Missed,
-    /// For a tool: they stay true without recording anything, since nothing is changed that they do not know of.
+    /// For a tool: the bitmaps stay valid without recording, since the tool changes nothing that
+    /// they would have to record.
     Kept,
-    /// Whoever uses the disk records what is changed. It calls [`ImageDisk::take_bitmaps`](super::ImageDisk::take_bitmaps) before anything is.
+    /// A user of the disk records changes. It calls
+    /// [`ImageDisk::take_bitmaps`](super::ImageDisk::take_bitmaps) before the first change.
     Recorded,
 }
 
 impl ImageOptions {
-    /// The defaults for this format.
+    /// Returns the default options for this format.
     pub fn new(format: Format) -> ImageOptions {
         ImageOptions {
             format,

@@ -1,8 +1,8 @@
-//! One qcow2 or QED image while it is in use: its tables, as far as they are
-//! in memory, shared by all workers.
+//! The tables of one qcow2 or QED image in use, as far as they are in memory, shared by all
+//! workers.
 //!
-//! Looking an entry up takes no lock once a worker has the slice that it is
-//! in. Everything else is behind one mutex that is never held across I/O.
+//! Looking an entry up takes no lock once a worker has the slice of the entry. Everything else is
+//! behind one mutex that is never held across I/O.
 
 use super::alloc::Allocator;
 use super::cache::Cache;
@@ -28,14 +28,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// What a guest range is, as far as this image knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// At this offset of the image's data storage.
+    /// Data at this offset of the image's data storage.
     Data {
         at: HostOffset,
-        /// May be written in place.
+        /// Whether the data may be written in place.
         exclusive: bool,
     },
     Zero,
-    /// As in the backing file.
+    /// Not in this image: reads as the backing image does.
     Below,
     /// A compressed cluster, which starts at this offset of the guest's disk.
     Compressed {
@@ -44,17 +44,18 @@ pub(super) enum Extent {
     },
 }
 
-/// The slice is not in memory, or cannot be found: a task will tell.
+/// The slice is not in memory, or its table is invalid; a task has to find out.
 pub(super) struct Miss;
 
-/// What was linked and is not any more; its refcounts go down once that is
-/// durable.
+/// A part of the file that no entry refers to any more.
+///
+/// Its refcounts are lowered once that is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unlinked {
-    /// Offset and bytes in the image's file; any clusters they touch.
+    /// Offset and length in bytes in the image's file; any clusters that these touch.
     pub(super) offset: HostOffset,
     pub(super) len: u64,
-    /// An L2 table, which no write may hit as long as it was one.
+    /// Whether it was an L2 table. Until its release no guest data may be written there.
     pub(super) is_table: bool,
 }
 
@@ -67,33 +68,35 @@ impl Unlinked {
         }
     }
 
-    /// Those that it touches.
+    /// Returns the clusters that it touches.
     pub(super) fn clusters(&self, bits: u32) -> Range<u64> {
         self.offset.clusters(self.len, bits)
     }
 }
 
-/// Behind the lock.
+/// State behind the lock.
 pub(super) struct State {
     pub(super) cache: Cache,
     pub(super) dirty_slices: Vec<Arc<Slice>>,
-    /// Indexes of L1 entries that are not as on disk.
+    /// Indexes of L1 entries that differ from the file.
     pub(super) dirty_l1: BTreeSet<usize>,
     pub(super) unlinked: Vec<Unlinked>,
-    /// The header's first sector, which has to be written before anything else: a change of it has
-    /// failed, and may be on the disk nevertheless.
+    /// The header's first sector, to be written before anything else. `Some` after a failed header
+    /// write, which may have reached the disk nevertheless.
     pub(super) header: Option<Vec<u8>>,
     pub(super) alloc: Allocator,
-    /// None: nobody would give it to a successor.
+    /// `None` if nobody would pass the journal to a successor.
     pub(super) journal: Option<Journal>,
 }
 
 impl State {
-    /// Notes what is no longer referred to. Whole clusters that follow those noted last join them: a discard of a large
-    /// disk must not take memory for each of its clusters.
+    /// Notes a part of the file that nothing refers to any more.
+    ///
+    /// A range of whole clusters is merged with the last one if they are adjacent. Otherwise the
+    /// discard of a large disk would need memory for each of its clusters.
     pub(super) fn unlink(&mut self, gone: Option<Unlinked>, cluster_bits: u32) {
         let Some(gone) = gone else { return };
-        // (Several pieces may share a cluster, and each of them is counted.)
+        // (Several compressed clusters may share a cluster; each of them counts as a reference.)
         let is_whole =
             |part: &Unlinked| (part.offset.0 | part.len) & ((1 << cluster_bits) - 1) == 0;
         match self.unlinked.last_mut() {
@@ -116,45 +119,46 @@ pub(super) struct Tables {
     /// See [`Layout::not_plain`].
     not_plain: u64,
     pub(super) file: Arc<dyn Storage>,
-    /// Where tables are.
+    /// Storage of the tables.
     pub(super) storage: StorageId,
-    /// Where guest data is.
+    /// Storage of the guest data.
     pub(super) data: StorageId,
-    /// That is in another file.
+    /// Whether the guest data is in an external data file.
     pub(super) has_data_file: bool,
-    /// That is encrypted there: what was never written reads as anything.
+    /// Whether the guest data is encrypted: clusters never written read as random data.
     pub(super) is_sealed: bool,
     pub(super) compression: CompressionType,
-    /// So many internal snapshots there are.
+    /// Number of internal snapshots.
     pub(super) snapshots: u32,
     /// See [`Tables::size`].
     size: AtomicU64,
-    /// Of the file, in bytes, as far as it was made longer on purpose; bounds
-    /// a QED image's clusters.
+    /// Length of the file in bytes, as far as it was extended on purpose. Bounds the clusters of a
+    /// QED image.
     pub(super) file_len: AtomicU64,
-    /// Where the last cluster ends that was ever in use.
+    /// End in bytes of the last cluster that was ever in use.
     pub(super) used: AtomicU64,
-    /// Making the file longer has failed.
+    /// Whether an attempt to make the file longer has failed.
     pub(super) cannot_extend: AtomicBool,
     pub(super) l1: L1,
-    /// Whether any metadata is not on disk.
+    /// Whether any metadata is not durable.
     pub(super) dirty: DirtyState,
     pub(super) flushes: Flushes,
-    /// Something was found that must not be: nothing is written any more.
+    /// Whether damage was found that ends all writes.
     pub(super) corrupt: AtomicBool,
-    /// An entry was found that cannot be followed.
+    /// Whether an invalid entry was found.
     pub(super) bad_entry: AtomicBool,
-    /// Clusters may be allocated that nothing uses: the image was not closed, or what was freed could not be given back.
+    /// Whether clusters may be allocated that nothing uses: the image was not closed, or freed
+    /// clusters could not be released.
     pub(super) may_leak: AtomicBool,
-    /// Unreadable data was reported.
+    /// Whether unreadable data was logged.
     pub(super) complained: AtomicBool,
     pub(super) writable: bool,
     pub(super) discard: bool,
-    /// Clusters behind the file's end read as zeroes.
+    /// Whether clusters beyond the end of the file read as zeroes.
     pub(super) zero_missing: bool,
     pub(super) counts: Arc<ImageCounts>,
     pub(super) condition: Arc<ImageCondition>,
-    /// Of the metadata behind the lock.
+    /// Filter of the metadata regions behind the lock.
     pub(super) filter: Arc<Filter>,
     state: Mutex<State>,
     pub(super) packer: Packer,
@@ -162,22 +166,23 @@ pub(super) struct Tables {
     reading: RangeLocks,
     /// Guest clusters that are being allocated or freed.
     pub(super) allocating: RangeLocks,
-    /// L2 tables that are being made.
+    /// L2 tables that are being created.
     pub(super) making: RangeLocks,
-    /// The file, when it is made longer.
+    /// Held while the file is made longer.
     pub(super) extending: RangeLocks,
-    /// The search for free clusters, and writing back.
+    /// Held during a search for free clusters.
     pub(super) searching: RangeLocks,
     pub(super) writing_back: RangeLocks,
     /// Batches of discards in flight, by their numbers.
     pub(super) discarding: RangeLocks,
     pub(super) discards: AtomicU64,
-    /// Counts the times that clusters the guest had given up became free.
+    /// Number of times that clusters freed by the guest became available.
     pub(super) given_up: AtomicU64,
 }
 
-/// Gives room in the journal back, also what was used of it: until then that
-/// counts twice, which costs a write-back at worst.
+/// A reservation in the journal, which ends when it is dropped.
+///
+/// Records that were written count twice until then. At worst this causes a write-back.
 pub(super) struct Room<'a> {
     tables: &'a Tables,
     records: u64,
@@ -191,15 +196,15 @@ impl Drop for Room<'_> {
     }
 }
 
-/// Flushes are numbered as they begin; one at a time does.
+/// Numbers of flushes, in the order in which they begin. Only one flush runs at a time.
 #[derive(Default)]
 pub(super) struct Flushes {
     pub(super) begun: AtomicU64,
-    /// The last that succeeded.
+    /// Number of the last flush that succeeded.
     pub(super) done: AtomicU64,
 }
 
-/// A slice that stays in the cache.
+/// A slice that stays in the cache until this is dropped.
 pub(super) struct Pinned(pub(super) Arc<Slice>);
 
 impl Drop for Pinned {
@@ -208,7 +213,7 @@ impl Drop for Pinned {
     }
 }
 
-/// The parts of an active image.
+/// The parts from which the tables of an activated image are made.
 pub(super) struct Parts {
     pub(super) layout: Layout,
     pub(super) file: Arc<dyn Storage>,
@@ -222,13 +227,13 @@ pub(super) struct Parts {
     pub(super) file_len: u64,
     pub(super) l1_offset: HostOffset,
     pub(super) l1: Vec<u64>,
-    /// Entries that it can come to have.
+    /// Maximum number of L1 entries that the image can ever have.
     pub(super) most_l1: usize,
     pub(super) alloc: Allocator,
-    /// Slices in memory at most, while none of them must stay.
+    /// Maximum number of slices in memory, except pinned and dirty ones.
     pub(super) max_slices: usize,
     pub(super) writable: bool,
-    /// What is given back is deallocated in the file, too.
+    /// Whether freed clusters are discarded in the file.
     pub(super) discard: bool,
     pub(super) zero_missing: bool,
     pub(super) counts: Arc<ImageCounts>,
@@ -286,7 +291,7 @@ impl Tables {
         }
     }
 
-    /// Of the guest's disk, in bytes. While it is being resized, the larger of both.
+    /// Returns the size of the guest's disk in bytes; during a resize, the larger of both sizes.
     pub(super) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
@@ -299,41 +304,42 @@ impl Tables {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the slice that speaks of a byte of the guest's disk.
+    /// Returns the number of the slice that describes a byte of the guest's disk.
     #[inline]
     pub(super) fn slice_of(&self, guest: GuestOffset) -> u64 {
         guest.cluster(self.layout.cluster_bits()) / self.layout.slice_entries()
     }
 
-    /// Where in its slice.
+    /// Returns the index of the byte's entry in its slice.
     #[inline]
     pub(super) fn index_of(&self, guest: GuestOffset) -> usize {
         (guest.cluster(self.layout.cluster_bits()) & (self.layout.slice_entries() - 1)) as usize
     }
 
-    /// The L1 index of a slice's table.
+    /// Returns the L1 index of a slice's table.
     #[inline]
     pub(super) fn l1_index(&self, slice: u64) -> usize {
         (slice / self.layout.slices_per_table()) as usize
     }
 
-    /// Where the slice's table is. Offsets are checked each time: the L1
-    /// table is as the file has it.
+    /// Returns the offset of the slice's table; `None` if there is no table.
+    ///
+    /// Offsets are checked each time, since the L1 table in memory is unchecked.
     pub(super) fn table_of(&self, slice: u64) -> Result<Option<HostOffset>, Problem> {
         let entry = self.l1.entry(self.l1_index(slice));
         let entry = entry.load(Ordering::Acquire);
         self.layout.table(entry, self.known_len())
     }
 
-    /// What a table's offset means for one of its slices.
+    /// Returns the offset of a slice in its table.
     pub(super) fn place_of(&self, slice: u64, table: HostOffset) -> HostOffset {
         let layout = &self.layout;
         table + slice % layout.slices_per_table() * layout.slice_bytes()
     }
 
-    /// What `guest` and up to `max` bytes from there on are, by the slice
-    /// that speaks of it: also how many bytes that is true for. Both are
-    /// within the disk and `max` is not 0.
+    /// Returns what the bytes from `guest` on are, by their slice, and for how many bytes.
+    ///
+    /// `max` is the maximum number of bytes and not 0; `guest` and `max` are within the disk.
     #[inline]
     pub(super) fn extent(
         &self,
@@ -353,7 +359,7 @@ impl Tables {
             return Ok((data, max));
         }
         let (extent, mut len) = self.within_cluster(slice.entry(index), guest)?;
-        // A cluster's end: what follows may go on where this ends.
+        // At the end of a cluster, the next cluster may continue the extent.
         while len < max && (guest + len).within(size) == 0 {
             index += 1;
             if index as u64 == self.layout.slice_entries() {
@@ -379,7 +385,7 @@ impl Tables {
         Ok((extent, len.min(max)))
     }
 
-    /// The same within the cluster that `guest` is in.
+    /// Does the same as [`Tables::extent`] within the cluster of `guest`.
     #[inline]
     fn within_cluster(&self, entry: L2Entry, guest: GuestOffset) -> Result<(Extent, u64), Problem> {
         let size = self.layout.cluster_size();
@@ -417,15 +423,16 @@ impl Tables {
         Ok((extent, size - inner))
     }
 
-    /// Extents of a guest range for which there is no L2 table.
+    /// Returns the extent of a guest range for which there is no L2 table.
     #[inline]
     pub(super) fn without_table(&self, guest: GuestOffset, max: u64) -> (Extent, u64) {
         let covered = self.layout.slice_entries() << self.layout.cluster_bits();
         (Extent::Below, max.min(covered - guest.within(covered)))
     }
 
-    /// Returns the slice if it is in memory, or no slice if there is no table; and how many slices have left the cache
-    /// so far.
+    /// Returns the slice if it is in memory, or no slice if there is no table.
+    ///
+    /// Also returns the number of slices evicted so far.
     pub(super) fn cached(&self, number: u64) -> (Result<Option<Arc<Slice>>, Miss>, u64) {
         let state = self.state();
         let (slice, evicted) = (state.cache.get(number), state.cache.evicted());
@@ -438,13 +445,14 @@ impl Tables {
         (found, evicted)
     }
 
-    /// The slice, read if need be, to stay in the cache while the guard
-    /// lives. None: there is no table.
+    /// Returns the slice, pinned, and reads it if it is not in the cache.
+    ///
+    /// `None`: there is no table.
     pub(super) async fn slice(&self, io: &impl Io, number: u64) -> Result<Option<Pinned>, Errno> {
         if let Some(slice) = self.state().cache.pin(number) {
             return Ok(Some(slice));
         }
-        // One reads, so that nobody puts back what has changed meanwhile.
+        // Only one task reads a slice, so that no task inserts an outdated copy.
         let _reading = self.reading.lock(number..number + 1).await;
         if let Some(slice) = self.state().cache.pin(number) {
             return Ok(Some(slice));
@@ -461,7 +469,7 @@ impl Tables {
         Ok(Some(state.cache.insert(Arc::new(slice))))
     }
 
-    /// Room in the journal for `n` entries that are going to change.
+    /// Reserves room in the journal for `n` changes of entries.
     pub(super) async fn make_room(&self, io: &impl Io, n: u64) -> Result<Room<'_>, Errno> {
         while !self.has_room(n) {
             self.write_back_now(io).await?;
@@ -477,7 +485,7 @@ impl Tables {
         journal.as_mut().is_none_or(|journal| journal.reserve(n))
     }
 
-    /// Returns what an entry of an L2 table means. If it cannot be followed, the request fails, and the image is marked.
+    /// Unwraps a decoded L2 entry. For an invalid entry, marks the image and returns EIO.
     pub(super) fn checked_entry<T>(&self, result: Result<T, Problem>) -> Result<T, Errno> {
         result.map_err(|problem| {
             self.mark_bad_entry(&problem);
@@ -485,7 +493,7 @@ impl Tables {
         })
     }
 
-    /// A problem in the image: it is marked, and the request fails.
+    /// Unwraps a result. For a problem, marks the image as corrupt and returns EIO.
     pub(super) fn checked<T>(&self, result: Result<T, Problem>) -> Result<T, Errno> {
         result.map_err(|problem| {
             self.mark_corrupt(&problem);
@@ -493,8 +501,7 @@ impl Tables {
         })
     }
 
-    /// Changes an entry, for which there is room in the journal. The slice is
-    /// pinned.
+    /// Changes an entry. The caller has reserved room in the journal and has pinned the slice.
     pub(super) fn link(&self, state: &mut State, slice: &Pinned, index: usize, entry: L2Entry) {
         if let Some(journal) = &mut state.journal {
             let cluster = slice.0.number * self.layout.slice_entries() + index as u64;
@@ -503,7 +510,7 @@ impl Tables {
         self.set_entry(state, slice, index, entry);
     }
 
-    /// Changes an entry that is in the journal.
+    /// Changes an entry that is in the journal already.
     pub(super) fn set_entry(
         &self,
         state: &mut State,
@@ -519,7 +526,9 @@ impl Tables {
         }
     }
 
-    /// Notes that metadata differs from the file. Takes the locked state, since a write-back copies under that lock.
+    /// Notes that metadata differs from the file.
+    ///
+    /// Takes the locked state, since a write-back copies under that lock.
     pub(super) fn set_dirty(&self, _: &mut State) {
         self.dirty.set();
     }

@@ -1,6 +1,8 @@
-//! Writes: in place where the guest's clusters are its own, else to clusters
-//! that are allocated for them, with what the guest does not write copied
-//! from what was there before.
+//! Guest writes.
+//!
+//! A write goes in place where the host cluster belongs to the guest cluster alone. Otherwise it
+//! goes to newly allocated clusters, together with a copy of the old data that the guest does not
+//! overwrite.
 //!
 //! A write that allocates clusters
 //!
@@ -31,15 +33,15 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-/// The most bytes for which clusters are allocated in one go.
+/// Maximum number of bytes for which clusters are allocated in one step.
 const MAX_AT_ONCE: u64 = 2 << 20;
 
-/// Of an operation.
+/// The result of an operation.
 type Outcome = Result<(), Errno>;
 
 /// A write, or a part of one. Offsets are the guest's.
 pub(super) struct Write {
-    /// Where `source` starts.
+    /// Guest offset of the first byte of `source`.
     pub(super) start: GuestOffset,
     pub(super) source: Source,
 }
@@ -56,17 +58,17 @@ pub(super) struct Target {
     pub(super) slice: Pinned,
     pub(super) index: usize,
     entry: L2Entry,
-    /// Its host cluster, if that can be written to.
+    /// Its host cluster, if that may be written to.
     pub(super) own: Option<HostOffset>,
     /// Units that have data somewhere, and units that are zero.
     pub(super) allocated: u32,
     pub(super) zero: u32,
-    /// What its entry refers to in the file, if that is given up.
+    /// The part of the file that its entry refers to, if the write replaces it.
     pub(super) old: Option<Unlinked>,
 }
 
 impl Active {
-    /// Writes what lies in `range`.
+    /// Writes the part of `write` that lies in `range`.
     pub(super) async fn write(
         &self,
         io: &TaskIo,
@@ -90,8 +92,9 @@ impl Active {
         all(started).await.and(outcome)
     }
 
-    /// Writes a first part of `range`: returns where it ends, and what has to
-    /// be awaited.
+    /// Writes a first part of `range`.
+    ///
+    /// Returns where that part ends, and the operation that the caller has to await.
     async fn write_step(
         &self,
         io: &TaskIo,
@@ -120,8 +123,9 @@ impl Active {
     }
 
     /// Allocates clusters for the first clusters of `range`, and writes them.
-    /// Returns where that ends: at once, if the first can be written in place
-    /// meanwhile.
+    ///
+    /// Returns where that part ends. This is the start of `range` if another task has meanwhile
+    /// allocated the first cluster, which can then be written in place.
     async fn allocating_write(
         &self,
         io: &TaskIo,
@@ -146,8 +150,9 @@ impl Active {
         self.write_locked(io, tables, write, targets, range).await
     }
 
-    /// Likewise, what is in these clusters, which nobody else allocates meanwhile. `range` begins in
-    /// the first of them.
+    /// Writes the part of `range` that lies in these clusters, and returns where that part ends.
+    ///
+    /// The caller has locked the clusters, and `range` begins in the first of them.
     pub(super) async fn write_locked(
         &self,
         io: &TaskIo,
@@ -193,7 +198,7 @@ impl Active {
         let host = match (targets[0].own, run) {
             (Some(host), _) => host,
             (None, Some(run)) => run.start(layout.cluster_bits()),
-            // An external data file has every cluster at its place.
+            // In an external data file every cluster is at its guest offset.
             (None, None) => start.in_data_file(),
         };
         let outer = outer(tables, targets, start, &range);
@@ -217,8 +222,9 @@ impl Active {
         Ok(())
     }
 
-    /// What comes before and after the guest's data in newly written units:
-    /// what the guest sees there now.
+    /// Returns what to write before and after the guest's data in newly written units.
+    ///
+    /// This is what the guest reads there now.
     async fn fill(
         &self,
         io: &TaskIo,
@@ -256,13 +262,13 @@ impl Active {
     }
 }
 
-/// Up to so many bytes between two that are needed are read with them.
+/// Maximum gap in bytes between two needed ranges that are read by one operation.
 const MAX_GAP: u64 = 16 << 10;
 
 enum Fill {
-    /// It is so already.
+    /// The file has these bytes already.
     Skip,
-    /// Bytes.
+    /// This number of zero bytes.
     Zeroes(u64),
     /// This part of a buffer.
     Copy(Rc<Buf>, Range<usize>),
@@ -282,7 +288,7 @@ impl Fill {
     }
 }
 
-/// Lets both go on until both are done.
+/// Polls both futures until both are ready.
 async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let (mut of_a, mut of_b) = (None, None);
@@ -308,9 +314,10 @@ async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
     .await
 }
 
-/// The guest range that has to be written so that whole units are: those that
-/// `range` touches, and in a cluster that moves all that has data. The targets
-/// start at `start`.
+/// Returns the guest range to be written so that units are written as a whole.
+///
+/// It covers all units that `range` touches. Of a cluster that moves it covers all data. The
+/// targets start at `start`.
 fn outer(
     tables: &Tables,
     targets: &[Target],
@@ -330,7 +337,7 @@ fn outer(
 }
 
 impl Tables {
-    /// The first of these clusters that can be written together, none of them in place.
+    /// Returns the first of these clusters that can be written together, none of them in place.
     pub(super) async fn targets(
         &self,
         io: &TaskIo,
@@ -342,7 +349,7 @@ impl Tables {
             let Some(target) = self.target(io, guest).await? else {
                 break;
             };
-            // Those that have a host cluster already are written one by one.
+            // Clusters that have a host cluster already are written one by one.
             let alone = target.own.is_some();
             if alone && !targets.is_empty() {
                 break;
@@ -355,7 +362,7 @@ impl Tables {
         Ok(targets)
     }
 
-    /// A cluster that cannot be written in place as it is. None: it can.
+    /// Returns a cluster that cannot be written in place as it is; `None` if it can.
     async fn target(&self, io: &TaskIo, guest: GuestOffset) -> Result<Option<Target>, Errno> {
         let slice = self.slice_to_change(io, guest).await?;
         let index = self.index_of(guest);
@@ -394,8 +401,9 @@ impl Tables {
         }))
     }
 
-    /// The start of `range`, in the target's cluster, up to where the first
-    /// unit is that has data: that is written in place, by anyone at any time.
+    /// Returns the start of `range`, in the target's cluster, up to the first unit that has data.
+    ///
+    /// A unit with data is written in place, by any task at any time.
     fn without_allocated(&self, target: &Target, range: Range<GuestOffset>) -> Range<GuestOffset> {
         let unit = self.layout.unit();
         let size = self.layout.cluster_size();
@@ -406,7 +414,7 @@ impl Tables {
         range.start..range.end.min(end.max(range.start))
     }
 
-    /// What of the image's own file an entry refers to.
+    /// Returns the part of the image's own file that an entry refers to.
     pub(super) fn referred(&self, cluster: &Cluster) -> Option<Unlinked> {
         let size = self.layout.cluster_size();
         let host = match cluster {
@@ -419,8 +427,9 @@ impl Tables {
             .map(|host| Unlinked::new(host, size))
     }
 
-    /// The clusters, which start at guest offset `start`, have their data at
-    /// `host` from now on, in the units of `outer`.
+    /// Links the targets, which start at guest offset `start`, to their data at `host`.
+    ///
+    /// The units of `outer` have data from now on.
     fn link_targets(
         &self,
         targets: &[Target],
@@ -446,7 +455,7 @@ impl Tables {
         }
     }
 
-    /// The slice of a guest byte, in a table that may be changed.
+    /// Returns the slice of a guest byte, in a table that may be changed.
     pub(super) async fn slice_to_change(
         &self,
         io: &impl Io,
@@ -458,7 +467,8 @@ impl Tables {
         slice.ok_or(libc::EIO)
     }
 
-    /// There is an L2 table afterwards, and nothing else refers to it.
+    /// Creates the L2 table of an L1 entry, or copies a shared one, so that the entry owns its
+    /// table.
     async fn make_table(&self, io: &impl Io, index: usize) -> Result<(), Errno> {
         let exclusive = |entry: u64| entry != 0 && self.layout.table_is_exclusive(entry);
         if exclusive(self.l1.entry(index).load(Ordering::Acquire)) {
@@ -481,9 +491,9 @@ impl Tables {
                 Ok(table) => io.write(self.storage, at, table).await,
                 Err(errno) => Err(errno),
             },
-            // QED's free space is part of the file.
+            // The fresh clusters of a QED image read as zeroes.
             None if run.fresh && matches!(self.layout, Layout::Qed(_)) => Ok(()),
-            // So is what an L1 entry refers to.
+            // Otherwise the table must be zeroed before the L1 entry refers to it.
             None => io.write(self.storage, at, Buf::new(len as usize)).await,
         };
         if let Err(errno) = written {

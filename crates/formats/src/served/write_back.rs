@@ -1,14 +1,14 @@
-//! Bringing metadata to the disk, in an order in which a power cut at any
-//! instant leaves a sound image:
+//! Writes metadata to the disk, in an order in which a power cut at any instant leaves a sound
+//! image:
 //!
-//! 1. refcounts, then a barrier, which covers guest data and new, empty
-//!    tables, too; a moved refcount table costs barriers of its own;
+//! 1. refcounts, then a barrier, which also covers guest data and new, empty tables; a moved
+//!    refcount table costs barriers of its own;
 //! 2. L2 and L1 entries, then a barrier;
-//! 3. what these no longer refer to is given back, in memory: its lower
-//!    refcounts are for the next time.
+//! 3. in memory, the release of what these entries no longer refer to; the next write-back writes
+//!    the lower refcounts.
 //!
-//! What is written was copied at one instant, under the lock: an entry made
-//! later, whose refcount is not yet written, cannot slip in between.
+//! All that is written was copied at one instant, under the lock. An entry changed later, whose
+//! refcount is not yet written, cannot be among it.
 //!
 //! The image is sound at any instant. Lazy refcounts are therefore not needed: an image whose
 //! header allows them is served like all others.
@@ -24,31 +24,31 @@ use fathom_units::cause;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One instant's metadata that is not on disk.
+/// The metadata that differs from the disk, as of one instant.
 struct Dirty {
     slices: Vec<(Arc<Slice>, Buf)>,
     l1: Vec<usize>,
-    /// The sectors that those are in, and where they belong.
+    /// Sectors of the L1 table with these entries, and their offsets.
     l1_sectors: Vec<(HostOffset, Buf)>,
     refcounts: Vec<(HostOffset, Vec<u8>)>,
     table: Option<(HostOffset, Vec<u8>)>,
     moved: Option<Moved>,
     unlinked: Vec<Unlinked>,
-    /// Of the journal.
+    /// Position in the journal before which all records are covered.
     mark: Option<u64>,
 }
 
-/// How many entries of the L1 table are written together.
+/// Number of L1 entries that are written together.
 const L1_PER_SECTOR: usize = 64;
 
-/// How often to look for room.
+/// Maximum number of attempts to find room.
 const RECLAIM_ATTEMPTS: usize = 16;
 
 impl Tables {
     /// Makes everything durable that has completed, metadata and data.
     pub(super) async fn flush(&self, io: &impl Io) -> Result<(), Errno> {
         let arrived = self.flushes.begun.load(Ordering::SeqCst);
-        // One that began after this one arrived covers all that it would.
+        // A flush that began after this one arrived covers everything that this one would.
         let covered = || self.flushes.done.load(Ordering::SeqCst) > arrived;
         let Some(_alone) = self.writing_back.lock_all_unless(covered).await else {
             return Ok(());
@@ -62,7 +62,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes metadata back if it takes too much of the cache.
+    /// Writes metadata back if dirty slices take too much of the cache.
     pub(super) async fn limit_dirty(&self, io: &impl Io) -> Result<(), Errno> {
         let is_little = || {
             let state = self.state();
@@ -74,15 +74,18 @@ impl Tables {
         }
     }
 
-    /// Makes room in the journal.
+    /// Writes metadata back to make room in the journal.
     pub(super) async fn write_back_now(&self, io: &impl Io) -> Result<(), Errno> {
         let _alone = self.writing_back.lock_all().await;
         self.write_back(io).await
     }
 
-    /// Makes room for a write that found none. Clusters that the guest has given up are free when that is durable and
-    /// no request in flight may use them: each attempt gives requests time. `before` is `given_up` from before the
-    /// write: another task may have made room meanwhile. Fails when there is none.
+    /// Makes room for a write that found none.
+    ///
+    /// Clusters that the guest has freed can be used once that is durable and no request in flight
+    /// may use them. Each attempt gives requests time to end. `before` is the value of `given_up`
+    /// before the write, since another task may have made room meanwhile. Fails with ENOSPC if
+    /// there is none.
     pub(super) async fn reclaim(&self, io: &impl Io, before: u64) -> Result<(), Errno> {
         for _ in 0..RECLAIM_ATTEMPTS {
             let alone = self.writing_back.lock_all().await;
@@ -95,7 +98,7 @@ impl Tables {
             self.write_back(io).await?;
             drop(alone);
             self.discard_freed(io).await;
-            // Others may be discarding what there is.
+            // Other tasks may be discarding the free clusters.
             drop(self.discarding.lock_all().await);
         }
         match self.given_up.load(Ordering::Acquire) == before {
@@ -104,14 +107,14 @@ impl Tables {
         }
     }
 
-    /// Whether there are clusters that will be free.
+    /// Returns whether clusters wait to become free.
     fn has_given_up(&self) -> bool {
         let mut state = self.state();
         let freed = refcounts(&mut state).is_some_and(|space| space.has_freed());
         freed || !state.unlinked.is_empty()
     }
 
-    /// One at a time.
+    /// Writes all dirty metadata. The caller holds the lock for writing back.
     pub(super) async fn write_back(&self, io: &impl Io) -> Result<(), Errno> {
         if !self.is_whole() {
             return Err(libc::EIO);
@@ -134,7 +137,7 @@ impl Tables {
         self.free_unlinked(io, dirty).await
     }
 
-    /// Copies what is dirty; it counts as clean from now on.
+    /// Copies the dirty metadata, which counts as clean from now on.
     fn take_dirty(&self) -> Result<Dirty, Errno> {
         if self.corrupt.load(Ordering::Relaxed) {
             return Err(libc::EIO);
@@ -201,14 +204,14 @@ impl Tables {
         self.barrier(io).await
     }
 
-    /// The sectors of the L1 table that these entries are in, as they are now.
+    /// Copies the sectors of the L1 table that hold these entries.
     fn l1_sectors(&self, indexes: &[usize]) -> Vec<(HostOffset, Buf)> {
         let mut sectors: Vec<usize> = indexes.iter().map(|i| i / L1_PER_SECTOR).collect();
         sectors.dedup();
         let copy = |sector: usize| {
             let first = sector * L1_PER_SECTOR;
             let entries = (first..first + L1_PER_SECTOR).map_while(|index| self.l1.get(index));
-            // The rest of its last cluster is the table's, too.
+            // The table owns the rest of its last cluster, too.
             let mut buf = Buf::new(L1_PER_SECTOR * 8);
             let (words, _) = buf.bytes_mut().as_chunks_mut::<8>();
             for (word, entry) in words.iter_mut().zip(entries) {
@@ -219,7 +222,7 @@ impl Tables {
         sectors.into_iter().map(copy).collect()
     }
 
-    /// What has completed before is durable, in all files that are written.
+    /// Makes all completed writes durable, in all files that are written.
     pub(super) async fn barrier(&self, io: &impl Io) -> Result<(), Errno> {
         let own = io.plain(self.storage, Op::Flush, HostOffset(0), 0);
         if self.has_data_file {
@@ -228,8 +231,9 @@ impl Tables {
         own.await
     }
 
-    /// The header's fields for the refcount table's place: bytes 48 to 59 of
-    /// the first sector, which is written wholly or not at all.
+    /// Writes the offset and the size of the refcount table to the header.
+    ///
+    /// These are bytes 48 to 59 of the first sector, which is written wholly or not at all.
     async fn point_header(&self, io: &impl Io, at: HostOffset, len: u64) -> Result<(), Errno> {
         let mut sector = io.read(self.storage, HostOffset(0), 512).await?;
         let bytes = sector.bytes_mut();
@@ -239,7 +243,7 @@ impl Tables {
         io.write(self.storage, HostOffset(0), sector).await
     }
 
-    /// Nothing on disk refers to it any more.
+    /// Releases the clusters that nothing on disk refers to any more.
     async fn free_unlinked(&self, io: &impl Io, dirty: Dirty) -> Result<(), Errno> {
         let mut gone = dirty.unlinked;
         if let Some(Moved {
@@ -249,7 +253,7 @@ impl Tables {
             self.state().alloc.metadata.remove_bytes(offset, len);
             gone.push(Unlinked::new(offset, len));
         }
-        // What cannot be given back is leaked, not lost.
+        // A cluster that cannot be released is leaked, not lost.
         if let Err(errno) = self.release(io, &gone).await {
             self.note_leaks();
             let error = std::io::Error::from_raw_os_error(errno);
@@ -259,7 +263,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Writing has failed: all of it is to be written again.
+    /// Marks everything as dirty again after a failed write.
     fn restore(&self, dirty: Dirty) {
         let mut state = self.state();
         let state = &mut *state;
@@ -286,7 +290,7 @@ fn copied(bytes: &[u8]) -> Buf {
     buf
 }
 
-/// Waits for operations that have been started; the first error counts.
+/// Awaits operations that were started; returns the first error.
 pub(super) async fn all<T>(
     operations: impl IntoIterator<Item = impl Future<Output = Result<T, Errno>>>,
 ) -> Result<(), Errno> {
