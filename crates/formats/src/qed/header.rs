@@ -1,4 +1,4 @@
-//! The header.
+//! The header of a QED image.
 
 use super::{CLUSTER_SIZES, Geometry, TABLE_SIZES};
 use crate::{Error, HostOffset, Result};
@@ -7,40 +7,41 @@ use crate::{Error, HostOffset, Result};
 pub const MAGIC: [u8; 4] = *b"QED\0";
 /// Bytes of the header without the backing file's name.
 pub const HEADER_LEN: usize = 64;
-/// Bytes of a backing file's name.
+/// Maximum bytes of a backing file's name.
 pub const MAX_BACKING_NAME: u32 = 1023;
 
-/// There is a backing file.
+/// Feature bit: the image has a backing file.
 pub const FEATURE_BACKING_FILE: u64 = 1 << 0;
-/// Tables may be inconsistent: a check must come before use.
+/// Feature bit: tables may be inconsistent; the image must be checked before use.
 pub const FEATURE_NEED_CHECK: u64 = 1 << 1;
-/// The backing file is raw, whatever it looks like.
+/// Feature bit: the backing file is raw, whatever its contents look like.
 pub const FEATURE_BACKING_FORMAT_NO_PROBE: u64 = 1 << 2;
 const FEATURES_KNOWN: u64 = 0b111;
 
-/// The header proper. The backing file's name is elsewhere in the first
-/// clusters: see [`Header::backing_range`].
+/// The header without the backing file's name.
+///
+/// The name is elsewhere in the header's clusters: see [`Header::backing_range`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// In bytes: a power of two of 4 KiB to 64 MiB.
+    /// Cluster size in bytes: a power of two from 4 KiB to 64 MiB.
     pub cluster_size: u32,
-    /// Of each L1 and L2 table, in clusters: a power of two of 1 to 16.
+    /// Size of each L1 and L2 table in clusters: a power of two from 1 to 16.
     pub table_size: u32,
-    /// Clusters before the first that may hold tables or data.
+    /// Number of clusters before the first one that may hold tables or data.
     pub header_size: u32,
     /// `FEATURE_*` bits, all of them known.
     pub features: u64,
-    /// None are known; to be ignored and kept.
+    /// Compatible feature bits. None is known; they are ignored and kept.
     pub compat_features: u64,
-    /// None are known; to be cleared before the first write.
+    /// Autoclear feature bits. None is known; they are cleared before the first write.
     pub autoclear_features: u64,
-    /// Where the L1 table starts.
+    /// Offset of the L1 table.
     pub l1_offset: HostOffset,
-    /// The disk's size in bytes.
+    /// Size of the disk in bytes.
     pub image_size: u64,
-    /// Of the backing file's name, meaningful with its feature only.
+    /// Offset of the backing file's name; valid only with the backing file feature.
     pub backing_offset: u32,
-    /// Its bytes.
+    /// Length of the backing file's name in bytes.
     pub backing_len: u32,
 }
 
@@ -55,8 +56,9 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Header {
-    /// Parses the first [`HEADER_LEN`] bytes. Whether the L1 table is within
-    /// the file is [`Header::validate_l1`]'s to say.
+    /// Parses the first [`HEADER_LEN`] bytes.
+    ///
+    /// [`Header::validate_l1`] checks whether the L1 table is within the file.
     pub fn parse(bytes: &[u8]) -> Result<Header> {
         if bytes.len() < HEADER_LEN || bytes[..4] != MAGIC {
             return Err(Error::NotThisFormat { format: "qed" });
@@ -137,28 +139,28 @@ impl Header {
         Ok(())
     }
 
-    /// Where the backing file's name is: offset and bytes, 1023 at most.
+    /// Returns the offset and length in bytes, at most 1023, of the backing file's name.
     pub fn backing_range(&self) -> Option<(u64, usize)> {
         let there = self.features & FEATURE_BACKING_FILE != 0 && self.backing_len != 0;
         there.then(|| (self.backing_offset.into(), self.backing_len as usize))
     }
 
-    /// The backing file is raw, whatever it looks like.
+    /// Returns whether the backing file is raw, whatever its contents look like.
     pub fn backing_is_raw(&self) -> bool {
         self.features & FEATURE_BACKING_FORMAT_NO_PROBE != 0
     }
 
-    /// Tables may be inconsistent.
+    /// Returns whether tables may be inconsistent.
     pub fn needs_check(&self) -> bool {
         self.features & FEATURE_NEED_CHECK != 0
     }
 
-    /// Bytes before the first table or data cluster.
+    /// Returns the number of bytes before the first table or data cluster.
     pub fn header_bytes(&self) -> u64 {
         u64::from(self.header_size) * u64::from(self.cluster_size)
     }
 
-    /// Sizes that follow from the header.
+    /// Returns the sizes that follow from the header.
     pub fn geometry(&self) -> Geometry {
         Geometry {
             cluster_bits: self.cluster_size.ilog2(),
@@ -178,13 +180,13 @@ impl Header {
         )))
     }
 
-    /// What must be done before the first write: unknown autoclear bits go.
-    /// True when that changed the header.
+    /// Clears the autoclear bits, as required before the first write; true if that changes the
+    /// header.
     pub fn prepare_for_writing(&mut self) -> bool {
         std::mem::take(&mut self.autoclear_features) != 0
     }
 
-    /// The header's [`HEADER_LEN`] bytes.
+    /// Encodes the header's [`HEADER_LEN`] bytes.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC);

@@ -1,10 +1,10 @@
-//! QED: its structures as bytes.
+//! Encodes and decodes the structures of QED images.
 //!
-//! The specification is QEMU's docs/interop/qed_spec.rst. All numbers in the
-//! file are little-endian. No function here does I/O.
+//! The specification is QEMU's docs/interop/qed_spec.rst. All numbers in the file are
+//! little-endian. No function here does I/O.
 //!
-//! - [`Header`]: the first bytes, and the backing file's name;
-//! - [`Geometry`]: sizes and indexes that follow from it;
+//! - [`Header`]: the first bytes, and the place of the backing file's name;
+//! - [`Geometry`]: sizes and indexes that follow from the header;
 //! - [`L2Offset`] and [`Cluster`]: entries of the two levels of tables.
 
 mod header;
@@ -16,11 +16,11 @@ pub use header::{
 };
 pub use table::{Cluster, Geometry, L2Offset, TableError};
 
-/// Cluster sizes in bytes.
+/// Valid cluster sizes in bytes.
 pub const CLUSTER_SIZES: std::ops::RangeInclusive<u32> = 1 << 12..=1 << 26;
-/// Table sizes in clusters.
+/// Valid table sizes in clusters.
 pub const TABLE_SIZES: std::ops::RangeInclusive<u32> = 1..=16;
-/// What new images get.
+/// Cluster size in bytes of new images.
 pub const DEFAULT_CLUSTER_SIZE: u32 = 64 << 10;
-/// What new images get.
+/// Table size in clusters of new images.
 pub const DEFAULT_TABLE_SIZE: u32 = 4;

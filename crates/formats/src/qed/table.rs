@@ -2,7 +2,7 @@
 
 use crate::{GuestOffset, HostOffset};
 
-/// What follows from a header, small enough to be copied around.
+/// Sizes that follow from a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// log2 of the cluster size in bytes: 12 to 26.
@@ -14,34 +14,34 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// In bytes.
+    /// Returns the cluster size in bytes.
     #[inline]
     pub fn cluster_size(&self) -> u64 {
         1 << self.cluster_bits
     }
 
-    /// Bytes of an L1 or L2 table.
+    /// Returns the bytes of an L1 or L2 table.
     #[inline]
     pub fn table_bytes(&self) -> u64 {
         1 << (self.cluster_bits + self.table_clusters_bits)
     }
 
-    /// log2 of the number of entries in a table.
+    /// Returns log2 of the number of entries in a table.
     #[inline]
     pub fn table_bits(&self) -> u32 {
         self.cluster_bits + self.table_clusters_bits - 3
     }
 
-    /// Entries of a table.
+    /// Returns the number of entries of a table.
     #[inline]
     pub fn table_entries(&self) -> u64 {
         1 << self.table_bits()
     }
 
-    /// Bytes of the largest disk; beyond 64 bits, all of them.
+    /// Returns the bytes of the largest disk, at most `i64::MAX`.
     pub fn max_size(&self) -> u64 {
         let bits = 2 * self.table_bits() + self.cluster_bits;
-        // Offsets are signed numbers in all that reads them.
+        // QEMU and others keep offsets in signed numbers.
         if bits >= 63 {
             i64::MAX as u64
         } else {
@@ -49,20 +49,21 @@ impl Geometry {
         }
     }
 
-    /// Where in the L1 table the guest's byte is looked up.
+    /// Returns the L1 index of a byte of the guest's disk.
     #[inline]
     pub fn l1_index(&self, guest: GuestOffset) -> u64 {
         guest.cluster(self.cluster_bits + self.table_bits())
     }
 
-    /// Where in the L2 table.
+    /// Returns the L2 index of a byte of the guest's disk.
     #[inline]
     pub fn l2_index(&self, guest: GuestOffset) -> u64 {
         guest.cluster(self.cluster_bits) & (self.table_entries() - 1)
     }
 
-    /// Whether a cluster of tables or data can start there, in a file of
-    /// `file_len` bytes. The file's last, unfinished cluster does not count.
+    /// Returns whether a cluster of tables or data can start there, in a file of `file_len` bytes.
+    ///
+    /// The incomplete last cluster of the file does not count.
     #[inline]
     pub fn is_cluster(&self, offset: HostOffset, file_len: u64) -> bool {
         let size = self.cluster_size();
@@ -71,7 +72,7 @@ impl Geometry {
             && offset.0 < file_len & !(size - 1)
     }
 
-    /// Whether a whole table can start there.
+    /// Returns whether a whole table can start there.
     #[inline]
     pub fn is_table(&self, offset: HostOffset, file_len: u64) -> bool {
         let last = offset.checked_add(self.table_bytes() - self.cluster_size());
@@ -89,7 +90,7 @@ pub struct TableError(pub HostOffset);
 pub struct L2Offset(pub u64);
 
 impl L2Offset {
-    /// Where the L2 table starts, if there is one.
+    /// Returns the offset of the L2 table, if there is one.
     #[inline]
     pub fn decode(
         self,
@@ -105,14 +106,14 @@ impl L2Offset {
     }
 }
 
-/// What an entry of an L2 table says of its guest cluster.
+/// The meaning of an L2 entry for its guest cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cluster {
     /// Reads go to the backing file.
     Unallocated,
-    /// Reads as zeroes.
+    /// The cluster reads as zeroes.
     Zero,
-    /// At that offset in the file.
+    /// The data is at that offset of the file.
     Data { host: HostOffset },
 }
 
@@ -129,7 +130,7 @@ impl Cluster {
         }
     }
 
-    /// The entry that says so.
+    /// Encodes the entry.
     pub fn encode(self) -> u64 {
         match self {
             Cluster::Unallocated => 0,
@@ -191,7 +192,7 @@ mod tests {
             Ok(Some(HostOffset(0x60000)))
         );
         assert!(L2Offset(0x70000).decode(&G, file).is_err());
-        // The file's last, unfinished cluster does not count.
+        // The incomplete last cluster of the file does not count.
         assert!(L2Offset(0x60000).decode(&G, file - 1).is_err());
         assert!(L2Offset(!0xffff).decode(&G, file).is_err());
     }

@@ -53,7 +53,7 @@ pub(super) trait Io {
         len: u64,
     ) -> impl Future<Output = Result<(), Errno>>;
 
-    /// Metadata, into a buffer of `len` bytes.
+    /// Reads metadata into a new buffer of `len` bytes.
     fn read(
         &self,
         storage: StorageId,

@@ -1,9 +1,9 @@
-//! The bitmaps that are in a qcow2 image, while somebody else records what is changed.
+//! The bitmaps inside a qcow2 image, while a user of the disk records changes.
 //!
-//! Those that are enabled are marked as in use before anything is written, as QEMU does it: whoever has the image after
-//! this process was killed does not believe them. When the image is left, what was recorded takes their place: bits,
-//! tables and directory go to clusters that were free, and when all of that is durable, one write of the header's first
-//! sector leads to it.
+//! The enabled bitmaps are marked as in use before the first write, as QEMU does it. So after a
+//! kill of this process nobody takes them for valid. At deactivation the recorded bitmaps replace
+//! them: bits, tables and directory go to free clusters. When all of that is durable, a single
+//! write of the header's first sector switches to it.
 
 use super::activate::miss_writes;
 use super::active::Layer;
@@ -26,35 +26,40 @@ use std::io;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-/// An enabled bitmap of an image, or what is to be one.
+/// An enabled bitmap of an image, or one to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnBitmap {
     pub name: String,
-    /// Bytes of the disk that a bit stands for.
+    /// Bytes of the disk per bit.
     pub granularity: u64,
-    /// From the lowest bit of the first on; bits behind the disk's end say nothing. None: nobody knows what is dirty.
+    /// Bits from the lowest one of the first word on; bits beyond the disk's end have no meaning.
+    /// `None`: unknown, so all blocks count as dirty.
     pub words: Option<Vec<u64>>,
 }
 
-/// Bits of a word.
+/// Number of bits of a word.
 const BITS: u64 = u64::BITS as u64;
 
 impl ImageDisk {
-    /// Whether there can be bitmaps in the image.
+    /// Returns whether the image can contain bitmaps.
     pub fn can_have_bitmaps(&self) -> bool {
         self.chain.can_have_bitmaps
     }
 
-    /// Whether it was activated with changes that a killed server had in memory.
+    /// Returns whether the last activation restored changes that a killed server had in memory.
     pub fn has_restored(&self) -> bool {
         self.has_restored.load(Ordering::Relaxed)
     }
 
-    /// It has just been activated, with [`OwnBitmaps::Recorded`](super::OwnBitmaps::Recorded), and nothing was written yet. `is_wanted` is asked for
-    /// each enabled bitmap, by its name and granularity, `take` gets those with their bits, and whether it has it then.
-    /// They are in use from now on, and none is there any more for whoever has the image next, unless it
-    /// [left](Self::deactivate_with) it. The others, whose names it gives, stay there; those that are enabled miss what is
-    /// written from now on.
+    /// Takes the enabled bitmaps over from the image, and returns the names of all others.
+    ///
+    /// The disk has just been activated with [`OwnBitmaps::Recorded`](super::OwnBitmaps::Recorded),
+    /// and nothing was written yet. `is_wanted` is called for each enabled bitmap with its name and
+    /// granularity. `take` receives each wanted one with its bits, and returns whether it keeps it.
+    ///
+    /// The bitmaps taken are marked as in use. They are lost to the next user of the image unless
+    /// they are [stored](Self::deactivate_with) again. The others stay in the image; the enabled
+    /// ones miss writes from now on.
     pub fn take_bitmaps(
         &self,
         is_wanted: &mut dyn FnMut(&str, u64) -> bool,
@@ -64,7 +69,7 @@ impl ImageDisk {
         let has_more = self.has_restored();
         let mut take = |own: OwnBitmap| {
             take(OwnBitmap {
-                // What was restored just now is in none of them.
+                // The bitmaps miss the changes that were just restored.
                 words: own.words.filter(|_| !has_more),
                 ..own
             })
@@ -74,8 +79,10 @@ impl ImageDisk {
         Ok(others)
     }
 
-    /// As `deactivate`, and these are the image's bitmaps from now on, with those that were not taken. Gives the names of
-    /// those that are there, which it tells even if something else has failed.
+    /// Deactivates the disk and stores these bitmaps in the image, next to those that were not
+    /// taken.
+    ///
+    /// Returns the names of the bitmaps that were stored, even if another step has failed.
     pub fn deactivate_with(
         &self,
         bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
@@ -114,7 +121,7 @@ impl ImageDisk {
     }
 }
 
-/// The names of those that were taken, and of the others.
+/// Passes the enabled bitmaps to `take`; returns the names of those taken, and of all others.
 fn taken(
     file: &dyn Storage,
     is_wanted: &mut dyn FnMut(&str, u64) -> bool,
@@ -122,7 +129,7 @@ fn taken(
 ) -> Result<(Vec<String>, Vec<Vec<u8>>)> {
     let mut header = Header::parse(&qcow2_first_cluster(file.bytes())?)?;
     let (mut taken, mut others) = (Vec::new(), Vec::new());
-    // (What is wrong with them is told below.)
+    // (Problems of the bitmaps are reported below.)
     for bitmap in read_bitmaps(file.bytes(), &header).unwrap_or_default() {
         let (name, granularity) = (String::from_utf8(bitmap.name.clone()), bitmap.granularity());
         let is_enabled = bitmap.is_plainly_enabled();
@@ -156,7 +163,7 @@ fn taken(
     Ok((taken, others))
 }
 
-/// What it says; none: that cannot be read.
+/// Returns a bitmap's words; `None` if they cannot be read.
 fn words(file: &dyn Storage, header: &Header, bitmap: &Bitmap) -> Option<Vec<u64>> {
     let words = Bits::read(file.bytes(), header, bitmap).and_then(|bits| bits.words());
     let path = file.path().display();
@@ -164,23 +171,23 @@ fn words(file: &dyn Storage, header: &Header, bitmap: &Bitmap) -> Option<Vec<u64
     words.inspect_err(tell).ok()
 }
 
-/// Bitmaps on their way into an image that nobody uses.
+/// Stores bitmaps in an image that is being deactivated.
 struct Leaving<'a> {
     tables: &'a Tables,
     io: &'a BlockingIo<'a>,
-    /// What was allocated for them.
+    /// Clusters that were allocated for the bitmaps.
     runs: Vec<Run>,
 }
 
 impl Leaving<'_> {
-    /// `taken` are not there any more. After an error all is as it was.
+    /// Replaces the bitmaps in `taken` by `bitmaps`. After an error the image is unchanged.
     fn leave(
         mut self,
         taken: &[String],
         bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
     ) -> Result<Vec<String>> {
         let left = self.replace(taken, bitmaps);
-        // (Unless they may be in use on the disk.)
+        // (Unless the header on disk may refer to them.)
         if left.is_err() && self.tables.state().header.is_none() {
             self.runs.iter().for_each(|run| self.tables.give_back(run));
         }
@@ -215,7 +222,7 @@ impl Leaving<'_> {
             all.push(self.write(bitmap)?);
             left.push(name);
         }
-        // (Behind them: the next time the same ones are taken.)
+        // (The others come last, so that the next activation takes the same ones.)
         all.extend(others);
         let extension = self.write_directory(&all)?;
         let mut new = old.clone();
@@ -242,7 +249,7 @@ impl Leaving<'_> {
         (self.tables.size() & !511).div_ceil(bitmap.granularity)
     }
 
-    /// The entry of one whose bits and table are written.
+    /// Writes a bitmap's bits and table, and returns its directory entry.
     fn write(&mut self, bitmap: OwnBitmap) -> Result<Bitmap> {
         let bits = self.bits_of(&bitmap);
         let cluster = self.tables.layout.cluster_size();
@@ -267,7 +274,7 @@ impl Leaving<'_> {
         })
     }
 
-    /// These bits, of one cluster; what there are no words for is dirty.
+    /// Writes these bits, which fill one cluster; bits without a word count as dirty.
     fn write_bits(&mut self, words: &[u64], bits: std::ops::Range<u64>) -> Result<TableEntry> {
         let mut bytes = Vec::new();
         let (mut ones, mut zeroes) = (true, true);
@@ -304,7 +311,7 @@ impl Leaving<'_> {
         }))
     }
 
-    /// Where these bytes are now, in clusters in a row.
+    /// Writes these bytes to adjacent new clusters and returns their offset.
     fn write_new(&mut self, mut bytes: Vec<u8>) -> Result<HostOffset> {
         let layout = &self.tables.layout;
         let whole = (bytes.len() as u64).next_multiple_of(layout.cluster_size());
@@ -327,13 +334,13 @@ impl Leaving<'_> {
         Ok(place)
     }
 
-    /// Nothing on disk refers any more to the directory and to these.
+    /// Releases the old directory and these bitmaps, which nothing on disk refers to any more.
     fn forget(&self, old: &Header, gone: &[Bitmap]) -> Result<()> {
         let (g, file) = (old.geometry(), self.tables.file.bytes());
         let mut unlinked = Vec::new();
         for bitmap in gone {
             let len = u64::from(bitmap.table_entries) * 8;
-            // (What is longer than any, or leads nowhere, is left alone: a check tells what is lost by that.)
+            // (An invalid bitmap is left alone; a check reports the clusters leaked by that.)
             if !bitmap.has_bits_of_a_size(&g) {
                 continue;
             }
@@ -356,7 +363,7 @@ impl Leaving<'_> {
     }
 }
 
-/// What does not wait, since nobody else uses the image.
+/// Returns the result of work that need not wait, since nobody else uses the image.
 fn done<T>(work: impl Future<Output = std::result::Result<T, Errno>>) -> Result<T> {
     let done = super::disk::at_once(work).unwrap_or(Err(libc::EBUSY));
     done.map_err(|errno| Error::io("cannot write the image")(io::Error::from_raw_os_error(errno)))

@@ -1,4 +1,4 @@
-//! Memory for I/O, aligned for O_DIRECT.
+//! Buffers for I/O, aligned for O_DIRECT.
 
 use libc::iovec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -8,21 +8,22 @@ use std::rc::Rc;
 
 const ALIGN: usize = 4096;
 
-/// Buffers up to this size are kept for reuse; each has a power of two.
+/// Maximum size in bytes of a buffer that is kept for reuse; sizes are powers of two.
 const MAX_KEPT: usize = 256 << 10;
 
-/// How many are kept of a size: as many as a worker has in flight, but for the largest.
+/// Maximum number of buffers kept of a size: as many as a worker has in flight. Large sizes are
+/// limited by `KEPT_BYTES`.
 const KEPT: usize = 128;
 const KEPT_BYTES: usize = 8 << 20;
 
 const SIZES: usize = (MAX_KEPT / ALIGN).ilog2() as usize + 1;
 
-/// One worker's buffers that are free.
+/// One worker's free buffers.
 #[derive(Default)]
 pub(super) struct Pool([RefCell<Vec<Memory>>; SIZES]);
 
 impl Pool {
-    /// `len` bytes with anything in them.
+    /// Returns a buffer of `len` bytes with unspecified contents.
     pub(super) fn take(self: &Rc<Self>, len: usize) -> Buf {
         let kept = self.kept(len).and_then(|kept| kept.borrow_mut().pop());
         Buf {
@@ -46,7 +47,7 @@ impl Pool {
     }
 }
 
-/// Initialised memory.
+/// An allocation whose bytes are initialised.
 struct Memory {
     base: NonNull<u8>,
     layout: Layout,
@@ -71,10 +72,10 @@ impl Drop for Memory {
     }
 }
 
-// SAFETY: the allocation is nobody else's, like that of a Box.
+// SAFETY: this value alone owns the allocation, like a Box.
 unsafe impl Send for Memory {}
 
-/// A buffer that another thread may work on.
+/// A buffer without a pool, which may be sent to another thread.
 pub(super) struct Loose {
     memory: Memory,
     len: usize,
@@ -82,11 +83,11 @@ pub(super) struct Loose {
 
 impl Loose {
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is this value's, and initialised.
+        // SAFETY: this value owns the memory, which is initialised.
         unsafe { std::slice::from_raw_parts_mut(self.memory.base.as_ptr(), self.len) }
     }
 
-    /// It goes to this pool then.
+    /// Returns the buffer, whose memory goes back to this pool when it is dropped.
     pub(super) fn back(self, pool: &Rc<Pool>) -> Buf {
         Buf {
             memory: Some(self.memory),
@@ -96,17 +97,17 @@ impl Loose {
     }
 }
 
-/// Bytes to read into or to write from.
+/// A buffer to read into or to write from.
 pub(super) struct Buf {
-    /// Always there but while it is dropped.
+    /// `Some`, except while the buffer is dropped.
     memory: Option<Memory>,
     len: usize,
-    /// Where the memory goes back to.
+    /// Pool that the memory goes back to.
     pool: Option<Rc<Pool>>,
 }
 
 impl Buf {
-    /// Zeroes.
+    /// Creates a buffer of zeroes.
     pub(super) fn new(len: usize) -> Buf {
         Buf {
             memory: Some(Memory::new(len)),
@@ -129,17 +130,17 @@ impl Buf {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is this value's, and initialised. Operations
-        // that write to it have it by value until they are complete.
+        // SAFETY: this value owns the memory, which is initialised. Operations that write to it own
+        // the buffer until they are complete.
         unsafe { std::slice::from_raw_parts(self.base(), self.len) }
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: likewise.
+        // SAFETY: as in `bytes`; in addition, the caller has exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.base(), self.len) }
     }
 
-    /// All of it, for the kernel.
+    /// Returns the whole buffer as an iovec.
     pub(super) fn iovec(&self) -> iovec {
         iovec {
             iov_base: self.base().cast(),

@@ -1,4 +1,4 @@
-//! What is wrong with a file, for people: one line that names it.
+//! Problems of files as errors for the user: one line that names the file.
 
 use crate::Error;
 use fathom_core::DiskError;
@@ -11,7 +11,7 @@ pub(super) fn unusable(path: &Path, problem: impl Into<String>) -> DiskError {
     }
 }
 
-/// The error of an image, for people.
+/// Converts an image's error to an error of this file.
 pub(super) fn told(path: &Path) -> impl FnOnce(Error) -> DiskError {
     let path = path.to_owned();
     move |error| unusable(&path, error.to_string())

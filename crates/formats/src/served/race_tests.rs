@@ -1,4 +1,4 @@
-//! What two workers do at the same time, at the instants at which it matters.
+//! Tests of two workers that act at the same time, at the critical instants.
 
 use super::bed::Bed;
 use super::disk::at_once;
@@ -25,8 +25,9 @@ fn is_clean(bed: &Bed) -> bool {
     active.top().unwrap().dirty.is_clean()
 }
 
-/// What another worker does whose write has got its cluster, in an image that was flushed meanwhile: the link to
-/// that cluster is all that is left to do.
+/// Returns the last step of another worker's write that allocates: linking its new cluster.
+///
+/// The image was flushed after the allocation.
 fn write_about_to_link(bed: &Bed) -> impl FnOnce() + 'static {
     let active = bed.disk.active().unwrap();
     let tables = active.top().unwrap();

@@ -1,5 +1,5 @@
-//! Reads that take several steps: tables to be read first, several places,
-//! compressed clusters.
+//! Reads that take several steps: tables that must be read first, several places, compressed
+//! clusters.
 
 use super::active::{Active, Layer, Place};
 use super::io::{Buf, Errno, Io, Payload};
@@ -15,8 +15,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 impl Active {
-    /// Reads from `guest` on into all of `payload`, as the layers from `first`
-    /// on see it.
+    /// Reads from `guest` on into all of `payload`, as the layers from `first` on see it.
     pub(super) async fn read(
         &self,
         io: &TaskIo,
@@ -44,8 +43,8 @@ impl Active {
                     let payload = Payload { segments, keep };
                     started.push(io.data(storage, Op::Read, at, payload));
                 }
-                // SAFETY: the segments are those of a request in flight, or
-                // of a buffer that `payload` owns.
+                // SAFETY: the segments are those of a request in flight, or of a buffer that
+                // `payload` owns.
                 Place::Zero => unsafe { clear(&segments) },
                 Place::Compressed {
                     layer,
@@ -62,7 +61,7 @@ impl Active {
         all(started).await.and(outcome)
     }
 
-    /// Reads from byte `skip` of a compressed cluster on.
+    /// Reads a compressed cluster from byte `skip` on.
     async fn read_compressed(
         &self,
         io: &TaskIo,
@@ -74,7 +73,7 @@ impl Active {
         let Layer::Tables(tables) = &self.layers[layer] else {
             unreachable!("raw images have no compressed clusters");
         };
-        // Whole sectors, as direct I/O likes them.
+        // Reads whole sectors, which suits direct I/O.
         let start = range.offset.down_to(512);
         let len = (range.offset + range.len).up_to(512) - start;
         let buf = Io::read(io, tables.storage, start, len as usize).await?;
@@ -93,13 +92,13 @@ impl Active {
             }
             None => return Err(libc::EIO),
         };
-        // SAFETY: the segments are those of a request in flight or of a buffer
-        // that outlives this.
+        // SAFETY: the segments are those of a request in flight or of a buffer that outlives this
+        // call.
         unsafe { fill(segments, &cluster[skip as usize..]) };
         Ok(())
     }
 
-    /// A buffer with these bytes as the guest sees them.
+    /// Returns a buffer with these bytes as the guest sees them.
     pub(super) async fn read_buf(
         &self,
         io: &TaskIo,

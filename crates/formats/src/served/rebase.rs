@@ -1,4 +1,4 @@
-//! Another backing file for an image of a chain in use.
+//! Changes the backing file of an image in a chain in use.
 
 use super::active::Layer;
 use super::disk::ImageDisk;
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
 impl ImageDisk {
-    /// Whether the header of the image of that depth can name that, as it is now. The error is for the user.
+    /// Checks that the header of the image at that depth can name this backing file.
     pub fn check_backing(
         &self,
         depth: usize,
@@ -28,8 +28,9 @@ impl ImageDisk {
         checked.map_err(told(file.path()))
     }
 
-    /// An error if the disk is made of fewer images than when it was opened, or one below has another size: whoever works on
-    /// it goes by what it was, and disks [beside](ImageDisk::beside) it are of no use any more.
+    /// Fails if the chain has fewer images than when it was opened, or a backing image was resized.
+    ///
+    /// Jobs rely on the chain as opened, and [side views](ImageDisk::beside) are useless otherwise.
     fn check_as_opened(&self) -> Result<(), DiskError> {
         match self.chain.is_as_opened() {
             true => Ok(()),
@@ -40,7 +41,10 @@ impl ImageDisk {
         }
     }
 
-    /// Likewise, or if one of the images of these depths has got internal snapshots, which need what is below it.
+    /// Fails if the chain has changed since it was opened, or an image of these depths has
+    /// snapshots.
+    ///
+    /// Internal snapshots need the backing images, too.
     pub fn check_images(&self, freed: Range<usize>) -> Result<(), DiskError> {
         self.check_as_opened()?;
         let active = self.active();
@@ -56,10 +60,11 @@ impl ImageDisk {
         }
     }
 
-    /// Fails if `name` in the image at `above` would mean a file that has replaced an image of this chain.
+    /// Fails if `name` in the image at `above` would mean a file that has replaced an image of this
+    /// chain.
     fn check_named(&self, above: &Path, name: &[u8]) -> Result<(), DiskError> {
         let Ok(named) = resolve(above, name) else {
-            // (Whoever writes the name refuses it.)
+            // (The code that writes the name rejects it.)
             return Ok(());
         };
         let is_named = |file: &&Arc<dyn Storage>| is_same_place(file.path(), &named);
@@ -73,7 +78,7 @@ impl ImageDisk {
         }
     }
 
-    /// One whose header may be written, if it has one.
+    /// Returns the image at this depth, whose header may be written if it has one.
     fn rebased_link(&self, depth: usize) -> Result<Link, DiskError> {
         self.check_as_opened()?;
         let link = self.chain.links().get(depth).cloned();
@@ -81,9 +86,13 @@ impl ImageDisk {
         link.ok_or_else(|| unusable(self.chain.path(), "its backing images must not change"))
     }
 
-    /// Gives the image of that depth, the first or one whose [header](Beside::Between) can be written, another backing file,
-    /// or none, which makes no difference for what it reads as: what could is its own. It is in use. One sector that is written last switches to it. The chain that is in use stays
-    /// the old one until the disk is taken into use again. Waits for what is written back of its metadata.
+    /// Sets or removes the backing file of the image at that depth.
+    ///
+    /// The image is the first one, or one whose [header](Beside::Between) can be written, and is in
+    /// use. It reads the same before and after, since all data that could differ is its own. The
+    /// write of a single sector, which comes last, switches to the new backing file. The chain in
+    /// use stays the old one until the next activation. Waits for a write-back of the image's
+    /// metadata.
     pub fn set_backing(
         &self,
         depth: usize,
@@ -100,13 +109,13 @@ impl ImageDisk {
         let Some(Layer::Tables(tables)) = layer else {
             return Err(unusable(path, "not in use, or without tables"));
         };
-        // (Which writes the header when the refcount table moves.)
+        // (A write-back also writes the header when the refcount table moves.)
         let _alone = block_on(tables.writing_back.lock_all());
         if tables.state().header.is_some() {
             return Err(unusable(path, "its header was not written earlier"));
         }
         let written = set_backing_in_use(file, format, backing);
-        // Whatever has come of it.
+        // The header is read again whether or not the write has failed.
         let now = Image::read(file, format);
         let mut rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
         if let Ok(image) = &now {
@@ -118,7 +127,7 @@ impl ImageDisk {
     }
 }
 
-/// Whether two paths are the same name in the same directory, whatever is there.
+/// Returns whether both paths are the same name in the same directory, whatever file is there.
 fn is_same_place(one: &Path, other: &Path) -> bool {
     let directory = |path: &Path| {
         let parent = path.parent().filter(|parent| *parent != Path::new(""));

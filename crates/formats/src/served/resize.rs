@@ -1,10 +1,13 @@
-//! Disks of other sizes, while requests go on.
+//! Resizes a disk while it serves requests.
 //!
-//! A disk that grows gets room in its L1 table first; then what is new is made to read as zeroes,
-//! and when all of that is durable, its size is written to the header. A disk that shrinks refuses
-//! what is behind its new end; when no request is in flight that is there, its clusters are let go
-//! of, and when that is durable, the size is written. All is done by the ways of ordinary requests,
-//! so a power cut at any instant leaves a sound image of the one size or the other.
+//! A disk that grows first gets room in its L1 table. Then its new part is made to read as zeroes.
+//! When all of that is durable, the new size is written to the header.
+//!
+//! A disk that shrinks first rejects requests beyond its new end. When no such request is in
+//! flight, the clusters there are unlinked. When that is durable, the new size is written.
+//!
+//! All steps use the code of ordinary requests. So a power cut at any instant leaves a sound image
+//! of either size.
 
 use super::active::Active;
 use super::alloc::Run;
@@ -24,23 +27,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long to wait for requests in flight.
+/// Maximum time to wait for requests in flight.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where a qcow2 header says where that is, and how long.
+/// Header bytes with the offset and size of the refcount table.
 const REFCOUNT_TABLE: Range<usize> = 48..60;
 
-/// L2 tables that are let go of before that is written.
+/// Number of L2 tables that are unlinked before the change is written.
 const TABLES_AT_ONCE: usize = 16;
 
-/// Bytes that are made zeroes before what is dirty is looked at.
+/// Number of bytes that are zeroed before dirty metadata may be written.
 const ZEROED_AT_ONCE: u64 = 64 << 20;
 
-/// Clusters that are put into their places before what is dirty is looked at.
+/// Number of clusters that are linked before dirty metadata may be written.
 const PLACED_AT_ONCE: u64 = 4096;
 
 impl Active {
-    /// Gives the disk another size. If that fails, it has the one that it had.
+    /// Resizes the disk. After an error it has its old size.
     pub(super) async fn resize(
         &self,
         io: &TaskIo,
@@ -61,7 +64,7 @@ impl Active {
         }
         if let Layout::Qcow2(g) = &tables.layout {
             tables.grow_l1(io, g.l1_entries_for(new)).await?;
-            // Saved VM state, say, or what was left by a failure.
+            // There may be saved VM state, or clusters left by a failed resize.
             tables.cut(io, g.clusters_of(old)).await?;
         }
         tables.set_size(new);
@@ -70,7 +73,7 @@ impl Active {
             Ok(()) => shared.set_size(new),
             Err(_) => {
                 tables.set_size(old);
-                // A successor would find entries of what is not there.
+                // Otherwise the journal would show a successor entries beyond the disk's end.
                 let _ = tables.write_back_now(io).await;
             }
         }
@@ -93,7 +96,7 @@ impl Active {
         job: &Job,
         old: u64,
     ) -> Result<(), Errno> {
-        // Some take the old end for that of its cluster.
+        // Requests in flight may take the old end of the disk for the end of its last cluster.
         self.outlive(io).await?;
         {
             let parity = self.epochs.enter(counts);
@@ -106,7 +109,7 @@ impl Active {
         tables.write_size(io, job.size).await
     }
 
-    /// Waits until all requests have ended that were there before.
+    /// Waits until all requests have ended that had started before.
     async fn outlive(&self, io: &TaskIo) -> Result<(), Errno> {
         let epoch = self.epochs.now();
         let start = Instant::now();
@@ -119,8 +122,10 @@ impl Active {
         Ok(())
     }
 
-    /// What is new reads as zeroes: the rest of the cluster in which the disk ends, which may have
-    /// anything in it, and what a larger backing file has.
+    /// Makes the new part of the disk read as zeroes.
+    ///
+    /// This concerns the rest of the disk's last cluster, which may have any contents, and the
+    /// range in which a larger backing image has data.
     async fn hide(&self, io: &TaskIo, tables: &Tables, old: u64, new: u64) -> Result<(), Errno> {
         let size = tables.layout.cluster_size();
         let below = self.layers.get(1).map_or(0, |layer| layer.size());
@@ -138,7 +143,7 @@ impl Active {
 }
 
 impl Tables {
-    /// Each new cluster is where the data file has it.
+    /// Links each new cluster to its place in a raw data file.
     async fn place_all(&self, io: &TaskIo, old: u64, new: u64) -> Result<(), Errno> {
         let (bits, size) = (self.layout.cluster_bits(), self.layout.cluster_size());
         let all = self.layout.all_units();
@@ -157,7 +162,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The L1 table, also on disk, has so many entries at least.
+    /// Makes the L1 table at least this long, also on disk.
     async fn grow_l1(&self, io: &impl Io, entries: u64) -> Result<(), Errno> {
         let entries = usize::try_from(entries).map_err(|_| libc::EFBIG)?;
         if entries <= self.l1.len() {
@@ -167,21 +172,21 @@ impl Tables {
         let clusters = bytes.div_ceil(self.layout.cluster_size());
         let run = self.allocate(io, clusters, true).await?;
         let moved = self.move_l1(io, &run, entries).await;
-        // Unless it may be in use on the disk.
+        // Unless the header on disk may refer to the new table.
         if moved.is_err() && self.state().header.is_none() {
             self.give_back(&run);
         }
         moved
     }
 
-    /// Where it was is free when nothing on disk refers to it.
+    /// Moves the L1 table; its old clusters are free once nothing on disk refers to them.
     async fn move_l1(&self, io: &impl Io, run: &Run, entries: usize) -> Result<(), Errno> {
         let bits = self.layout.cluster_bits();
         let (old, len) = (self.l1.offset(), self.l1.len() as u64 * L1Entry::SIZE);
         let new = run.start(bits);
         let _alone = self.writing_back.lock_all().await;
-        // The refcounts of its clusters. Entries that are made from now on are written later, to
-        // where it is then.
+        // Writes the refcounts of the new clusters. L1 entries changed from now on are written
+        // later, to the table's place of that time.
         self.write_back(io).await?;
         let mut table = Buf::new((run.len() << bits) as usize);
         if len > 0 {
@@ -207,7 +212,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The header says that the disk has this size, after everything else is durable.
+    /// Writes the disk's size to the header, after everything else is durable.
     async fn write_size(&self, io: &impl Io, size: u64) -> Result<(), Errno> {
         let _alone = self.writing_back.lock_all().await;
         if let Some(journal) = &self.state().journal {
@@ -225,8 +230,9 @@ impl Tables {
         Ok(())
     }
 
-    /// Changes bytes of the header's first sector, which is written wholly or not at all. The
-    /// caller has the lock of writing back.
+    /// Changes bytes of the header's first sector, which is written wholly or not at all.
+    ///
+    /// The caller holds the lock for writing back.
     async fn change_header(&self, io: &impl Io, changes: &[(usize, &[u8])]) -> Result<(), Errno> {
         let sector = io.read(self.storage, HostOffset(0), 512).await?;
         let mut changed = Buf::new(512);
@@ -237,8 +243,10 @@ impl Tables {
         self.replace_header(io, sector, changed).await
     }
 
-    /// The header's first sector is this one, and whatever was written before is durable by then. Where it is not
-    /// known which of the two is there, the next to write anything sees to its being the old one.
+    /// Replaces the header's first sector, after everything written before is durable.
+    ///
+    /// If it is unknown which of the two sectors is on disk, the next write-back first restores the
+    /// old one.
     pub(super) async fn switch_header(&self, io: &impl Io, sector: &[u8]) -> Result<(), Errno> {
         let _alone = self.writing_back.lock_all().await;
         self.write_back(io).await?;
@@ -246,7 +254,7 @@ impl Tables {
         let old = io.read(self.storage, HostOffset(0), sector.len()).await?;
         let mut new = Buf::new(sector.len());
         new.bytes_mut().copy_from_slice(sector);
-        // Where the refcount table is may have changed since: writing back moves it.
+        // The write-back may have moved the refcount table.
         new.bytes_mut()[REFCOUNT_TABLE].copy_from_slice(&old.bytes()[REFCOUNT_TABLE]);
         self.replace_header(io, old, new).await
     }
@@ -266,7 +274,7 @@ impl Tables {
         written
     }
 
-    /// The header is as it was before a change that has failed.
+    /// Restores the header from before a failed change, if there is one.
     pub(super) async fn settle_header(&self, io: &impl Io) -> Result<(), Errno> {
         let Some(sector) = self.state().header.clone() else {
             return Ok(());
@@ -283,7 +291,7 @@ impl Tables {
         self.barrier(io).await
     }
 
-    /// Lets go of all guest clusters from this one on, durably. No request is there.
+    /// Durably unlinks all guest clusters from this one on. No request uses them.
     async fn cut(&self, io: &impl Io, from: u64) -> Result<(), Errno> {
         let per_table = self.layout.slice_entries() * self.layout.slices_per_table();
         let whole = from.next_multiple_of(per_table);
@@ -291,8 +299,8 @@ impl Tables {
         let mut next = (whole / per_table) as usize;
         loop {
             let _alone = self.writing_back.lock_all().await;
-            // Slices that are written need their tables, and so does a successor for what is in
-            // the journal.
+            // Dirty slices need their tables when they are written, and so do the journal's records
+            // when a successor restores them.
             self.write_back(io).await?;
             let mut cut = 0;
             while next < self.l1.len() && cut < TABLES_AT_ONCE {
@@ -305,7 +313,7 @@ impl Tables {
         }
     }
 
-    /// Clusters of one table. (A successor may find them as they were.)
+    /// Unlinks clusters of one table. (The journal does not record this.)
     async fn cut_clusters(&self, io: &impl Io, clusters: Range<u64>) -> Result<(), Errno> {
         let (bits, entries) = (self.layout.cluster_bits(), self.layout.slice_entries());
         let mut at = clusters.start;
@@ -335,8 +343,9 @@ impl Tables {
         Ok(())
     }
 
-    /// The whole table of an L1 entry; false if there is none. The caller has the lock of writing
-    /// back, and nothing of the table is dirty.
+    /// Unlinks the whole table of an L1 entry; false if there is none.
+    ///
+    /// The caller holds the lock for writing back, and nothing of the table is dirty.
     async fn cut_table(&self, io: &impl Io, index: usize) -> Result<bool, Errno> {
         let entry = self.l1.entry(index).load(Ordering::Acquire);
         let table = self.checked(self.layout.table(entry, self.known_len()))?;
@@ -374,7 +383,7 @@ impl Tables {
         Ok(true)
     }
 
-    /// What the entries of these clusters, all of the slice, refer to in the image's file.
+    /// Returns what the entries of these clusters, all of the slice, refer to in the image's file.
     fn references(&self, slice: &Slice, clusters: Range<u64>) -> Result<Vec<Unlinked>, Errno> {
         let bits = self.layout.cluster_bits();
         let file_len = self.known_len();

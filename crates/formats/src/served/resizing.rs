@@ -1,5 +1,5 @@
-//! Giving an image's disk another size: what is refused, and what is done before and after a worker
-//! does the rest ([`super::resize`]).
+//! Resizes an image's disk: the checks, and the steps before and after a worker does the rest
+//! ([`super::resize`]).
 
 use super::disk::ImageDisk;
 use super::io::Errno;
@@ -19,23 +19,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvError, TryRecvError, sync_channel};
 
-/// A disk that is getting another size.
+/// A resize in progress.
 pub struct Resizing {
     path: PathBuf,
     size: u64,
     outcome: Receiver<Result<(), Errno>>,
-    /// To be cut to that size in the end.
+    /// Data file to be cut to that size at the end.
     cut: Option<Arc<dyn Storage>>,
 }
 
 impl Resizing {
-    /// Waits for the end: the disk's size.
+    /// Waits for the end of the resize and returns the disk's size.
     pub fn wait(self) -> Result<u64, DiskError> {
         let outcome = self.outcome.recv();
         self.end(outcome)
     }
 
-    /// The same, if it is over.
+    /// Returns the result if the resize has ended.
     pub fn poll(&self) -> Option<Result<u64, DiskError>> {
         match self.outcome.try_recv() {
             Err(TryRecvError::Empty) => None,
@@ -65,7 +65,7 @@ impl Resizing {
                 .set_len(self.size)
                 .and_then(|()| file.bytes().sync())
         {
-            // The disk has its size by now, and nobody sees what is behind that.
+            // The disk has its new size by now, and nobody sees the data beyond it.
             let file = file.path().display();
             tracing::warn!(
                 "{path}: cannot shorten its data file {file}, which stays longer than the disk: \
@@ -86,9 +86,10 @@ impl Resizing {
 }
 
 impl ImageDisk {
-    /// Begins to give the disk, which is activated and has workers, the size that `to` names. It
-    /// must be over before the next time, and before the disk is deactivated. `to.settle` is not
-    /// needed.
+    /// Begins to resize the disk, which is active and has workers, to the size in `to`.
+    ///
+    /// The resize must end before the next one begins, and before the disk is deactivated. Does not
+    /// use `to.settle`.
     pub fn begin_resize(&self, to: &Resize) -> Result<Resizing, DiskError> {
         let (old, path) = (self.shared.size(), self.path());
         let size = to.wanted(old)?.unwrap_or(old);
@@ -134,7 +135,7 @@ impl ImageDisk {
         })
     }
 
-    /// Takes in the size that somebody else has given the image while it was not in use here.
+    /// Takes over the size that another process has given the image while it was not in use here.
     pub(super) fn take_in(&self) -> Result<u64, DiskError> {
         if !self.options.format.has_tables() {
             return Err(self.is_part());
@@ -163,7 +164,7 @@ impl ImageDisk {
         image.map_err(told(self.path()))
     }
 
-    /// Bytes of the backing file's disk.
+    /// Returns the size in bytes of the backing image's disk.
     fn below(&self) -> u64 {
         self.chain
             .links()
@@ -210,7 +211,8 @@ impl ImageDisk {
         }
     }
 
-    /// Whether there are some in the image that say something: those that are recorded elsewhere meanwhile do not.
+    /// Returns whether the image has valid bitmaps. Those recorded elsewhere meanwhile do not
+    /// count.
     fn has_bitmaps_of_a_size(&self, header: &qcow2::Header) -> Result<bool, Error> {
         let bitmaps = read_bitmaps(self.chain.storages[0].bytes(), header)?;
         let says = |bitmap: &Bitmap| bitmap.flags & FLAG_IN_USE == 0;
@@ -231,8 +233,10 @@ impl ImageDisk {
     }
 }
 
-/// What the data file has behind the end of the disk is on the disk then, if the file is the disk
-/// by itself; else nothing of it is left.
+/// Makes the data file longer.
+///
+/// If the file is a raw image by itself, its data beyond the old end of the disk becomes part of
+/// the disk. Otherwise that data is dropped.
 fn grow_data_file(data: &dyn Storage, old: u64, new: u64, raw: bool) -> crate::Result<()> {
     let failed = || Error::io("cannot resize its data file");
     let len = match raw {

@@ -1,9 +1,8 @@
-//! Doing again what a killed predecessor had in memory only.
+//! Restores changes that a killed predecessor had in memory only.
 //!
-//! Its file is sound, with the entries of its last write-back and any part of
-//! the one under way, and all data is in it. What the journal has on top of
-//! that is looked at like anything that comes from outside, done in memory,
-//! and written back before the first request.
+//! The predecessor's file is sound. It has the entries of the last write-back and any part of the
+//! one in progress, and all data. The journal's further changes are validated like any untrusted
+//! input, applied in memory, and written back before the first request.
 
 use super::alloc::Space;
 use super::io::{BlockingIo, Errno, Io};
@@ -17,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Why the image cannot be used; a problem is the journal's or the image's.
+/// Why the image cannot be used; a `Problem` is one of the journal or of the image.
 #[derive(Debug)]
 pub(super) enum Failure {
     Errno(Errno),
@@ -30,21 +29,20 @@ impl From<Errno> for Failure {
     }
 }
 
-/// What is going to be done.
+/// The changes that are going to be made.
 #[derive(Default)]
 struct Plan {
-    /// Clusters that are in use, in the order in which the predecessor has
-    /// made refcount blocks for them.
+    /// Clusters in use, in the order in which the predecessor made refcount blocks for them.
     claims: BTreeSet<u64>,
     /// L1 indexes, and the clusters of their tables.
     tables: Vec<(usize, Range<u64>)>,
-    /// With their host clusters.
+    /// Slice, index, new entry and host cluster of each changed L2 entry.
     entries: Vec<(Pinned, usize, L2Entry, Option<u64>)>,
     unlinked: Vec<Unlinked>,
 }
 
 impl Plan {
-    /// Each cluster is used once.
+    /// Notes that a cluster is in use; fails if it has another reference.
     fn claim(&mut self, cluster: u64) -> Result<(), Failure> {
         match self.claims.insert(cluster) {
             true => Ok(()),
@@ -54,7 +52,7 @@ impl Plan {
 }
 
 impl Tables {
-    /// Does what the records say that the file does not.
+    /// Applies the records that differ from the file.
     pub(super) async fn restore_records(
         &self,
         io: &BlockingIo<'_>,
@@ -74,8 +72,8 @@ impl Tables {
         for (cluster, entry) in l2 {
             self.plan_entry(io, &mut plan, cluster, entry).await?;
         }
-        // Freed and taken again before the file knew of either: its refcount
-        // is too high, a leak. The flag would say that it is exactly one.
+        // A cluster that was freed and taken again before the file recorded either has a refcount
+        // that is too high: a leak. The copied flag would claim a refcount of exactly one.
         let mut counted = BTreeSet::new();
         for cluster in std::mem::take(&mut plan.claims) {
             if self.claim(io, cluster).await? != 1 {
@@ -122,7 +120,7 @@ impl Tables {
         let new = new.filter(|_| self.layout.table_is_exclusive(entry));
         let new = new.ok_or_else(unlikely)?;
         if old == Some(new) {
-            // With a flag that an earlier successor has corrected.
+            // An earlier successor has only corrected the copied flag.
             return Ok(());
         }
         let (bits, len) = (self.layout.cluster_bits(), self.layout.table_bytes());
@@ -142,8 +140,10 @@ impl Tables {
         Ok(())
     }
 
-    /// The predecessor has written the table, empty or as a copy, and since then
-    /// nothing to it but entries of its own making: they refer to no metadata.
+    /// Checks a table that the predecessor has made.
+    ///
+    /// It was written empty or as a copy, and changed since by entries of the predecessor only. So
+    /// its entries must not refer to metadata.
     async fn check_new_table(
         &self,
         io: &BlockingIo<'_>,
@@ -189,7 +189,7 @@ impl Tables {
         let unlikely = || invented(format!("the entry of guest cluster {cluster}"));
         let (bits, size) = (self.layout.cluster_bits(), self.layout.cluster_size());
         if cluster >= self.size().div_ceil(size) {
-            // Of a disk that was just getting another size: nobody has it.
+            // The entry belongs to a resize in progress: it is beyond the disk's end.
             return Ok(());
         }
         let guest = GuestOffset::of_cluster(cluster, bits);
@@ -225,8 +225,9 @@ impl Tables {
         Ok(())
     }
 
-    /// The predecessor has allocated the cluster: its refcount, which is
-    /// returned, is one at least.
+    /// Checks that the predecessor can have allocated the cluster.
+    ///
+    /// Sets a refcount of 0 to 1, and returns the refcount.
     async fn claim(&self, io: &BlockingIo<'_>, cluster: u64) -> Result<u64, Failure> {
         let unlikely = || invented(format!("a reference to cluster {cluster}"));
         let file_len = self.file_len.load(Ordering::Relaxed);
@@ -238,7 +239,7 @@ impl Tables {
             true => self.claim_refcount(io, cluster).await?,
             false => 1,
         };
-        // Its refcount's block, which may be new, is not guest data's, either.
+        // The refcount's block, which may be new, must not be guest data's cluster, either.
         match self.state().alloc.metadata.in_cluster(cluster) {
             None => Ok(count),
             Some(_) => Err(unlikely()),

@@ -9,12 +9,12 @@ use std::rc::Rc;
 
 const ZEROES_LEN: usize = 64 << 10;
 
-/// Source of zeroes to write.
+/// The source of zeroes that are written.
 #[repr(align(4096))]
 struct Zeroes([u8; ZEROES_LEN]);
 static ZEROES: Zeroes = Zeroes([0; ZEROES_LEN]);
 
-/// The bytes `range` of a request's buffers.
+/// Returns the bytes `range` of a request's buffers.
 pub(super) fn part(segments: &[iovec], range: Range<u64>) -> Segments {
     let mut out = Segments::new();
     append_part(&mut out, segments, range);
@@ -51,7 +51,7 @@ pub(super) fn append_zeroes(out: &mut Segments, len: u64) {
     }
 }
 
-/// Fills with zeroes.
+/// Fills the segments with zeroes.
 ///
 /// # Safety
 /// The segments are valid, as those of a request in flight are.
@@ -99,7 +99,7 @@ pub(super) unsafe fn gather(segments: &[iovec], mut bytes: &mut [u8]) {
     }
 }
 
-/// Where a write's bytes come from.
+/// The source of a write's bytes.
 #[derive(Clone)]
 pub(super) enum Source {
     Guest(Segments),
@@ -108,7 +108,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Appends the bytes `range` of it.
+    /// Appends the bytes `range` of this source to a payload.
     pub(super) fn append(&self, to: &mut Payload, range: Range<u64>) {
         match self {
             Source::Guest(segments) => append_part(&mut to.segments, segments, range),

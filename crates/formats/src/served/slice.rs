@@ -4,24 +4,25 @@ use super::layout::Layout;
 use crate::qcow2::L2Entry;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
-/// Entries of consecutive guest clusters. Whoever changes one holds the
-/// lock of the image's state; anyone reads.
+/// L2 entries of consecutive guest clusters.
+///
+/// Entries change under the lock of the image's state only, and are read without it.
 pub(super) struct Slice {
-    /// Counts slices from the start of the guest's disk.
+    /// Number of the slice, counted from the start of the guest's disk.
     pub(super) number: u64,
     words: Box<[AtomicU64]>,
-    /// Words of an entry.
+    /// Number of words of an entry.
     per_entry: usize,
     /// Odd while an entry of two words changes.
     changing: AtomicU32,
-    /// False once the cache has dropped it: look it up again.
+    /// False once the slice was evicted: it must be looked up again.
     pub(super) live: AtomicBool,
-    /// Looked up since the cache last looked for something to drop.
+    /// Whether the slice was looked up since the cache last considered it for eviction.
     pub(super) used: AtomicBool,
-    /// Reasons not to drop it: tasks that will change it, and a write-back.
-    /// Raised under the lock of the image's state only.
+    /// Number of tasks that will change the slice, and of write-backs that use it. The cache does
+    /// not evict a slice with pins. Raised under the lock of the image's state only.
     pub(super) pins: AtomicU32,
-    /// Not as on disk. Under the lock of the image's state only.
+    /// Whether the slice differs from the file. Changes under the lock of the image's state only.
     pub(super) dirty: AtomicBool,
 }
 
@@ -62,7 +63,8 @@ impl Slice {
         }
     }
 
-    /// Changes an entry. The caller holds the lock of the image's state and has marked the image dirty.
+    /// Changes an entry. The caller holds the lock of the image's state and has marked the image
+    /// dirty.
     pub(super) fn set(&self, index: usize, entry: L2Entry) {
         self.publish(index, entry);
         #[cfg(test)]
@@ -83,7 +85,7 @@ impl Slice {
             .store(count.wrapping_add(2), Ordering::Release);
     }
 
-    /// As the file has it. Under the lock of the image's state.
+    /// Encodes the slice as in the file. The caller holds the lock of the image's state.
     pub(super) fn encode(&self, layout: &Layout, out: &mut [u8]) {
         let (chunks, _) = out.as_chunks_mut::<8>();
         for (chunk, word) in chunks.iter_mut().zip(&self.words) {

@@ -1,4 +1,4 @@
-//! Which parts of a disk hold data, as the chain's tables tell.
+//! Block status: which parts of a disk hold data, according to the chain's tables.
 
 use super::active::{Active, Layer, Place};
 use super::io::{Errno, StorageId};
@@ -6,13 +6,14 @@ use super::worker_io::TaskIo;
 use crate::GuestOffset;
 use fathom_core::{Extents, Status};
 
-/// Places looked at for one answer, so that it does not hold up others.
+/// Maximum number of places described in one reply, so that it does not delay other requests.
 const MAX_PLACES: usize = 4096;
 
 impl Active {
-    /// Describes the range from `guest` on, as far as there is room and time.
-    /// Allocated clusters are data whatever is in them; raw images are as
-    /// sparse as their files.
+    /// Describes the range from `guest` on, as far as `out` has room and `MAX_PLACES` allows.
+    ///
+    /// Allocated clusters count as data whatever they hold. Raw images have the holes of their
+    /// files.
     pub(super) async fn block_status(
         &self,
         io: &TaskIo,

@@ -1,4 +1,4 @@
-//! What an image needs of the files that it is in.
+//! The interface of the files that images are stored in.
 
 use fathom_core::{Disk, DiskError};
 use fathom_files::{FileId, ImageFile};
@@ -6,48 +6,53 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Asked about bytes that a read wants and that lie behind the file's end: whether they read as zeroes. False: the read
-/// fails.
+/// Decides whether bytes beyond the end of a file read as zeroes. If false, the read fails.
 pub type EndGuard = Arc<dyn Fn(Range<u64>) -> bool + Send + Sync>;
 
-/// A file that holds an image, or a part of one: blocking access for opening
-/// and closing it, and a [`Disk`] for requests. Both see the same bytes once
-/// what was written through one has returned.
+/// A file that holds an image, or a part of one.
+///
+/// It has blocking access, for opening and closing the image, and a [`Disk`] for requests. Once a
+/// write through one of them has returned, the other one sees its data.
 pub trait Storage: Send + Sync {
-    /// For whoever waits.
+    /// Returns the blocking access.
     fn bytes(&self) -> &dyn ImageFile;
-    /// For requests. What lies beyond the file's end reads as zeroes; a write
-    /// there makes the file longer, unless it is a block device.
+    /// Returns the disk for requests.
+    ///
+    /// Bytes beyond the file's end read as zeroes. A write there makes the file longer, unless it
+    /// is a block device.
     fn disk(&self) -> &dyn Disk;
-    /// Its name, for people.
+    /// Returns the path of the file, as the user knows it.
     fn path(&self) -> &Path;
-    /// The same for two storages exactly if they are the same file.
+    /// Returns the device and inode, which are equal for two storages exactly if they are the same
+    /// file.
     fn identity(&self) -> (u64, u64);
-    /// Identity of the file for as long as it is open.
+    /// Returns the identity of the file for as long as it is open.
     fn file_id(&self) -> FileId {
         let (device, inode) = self.identity();
         FileId::File { device, inode }
     }
 
-    /// The identities of all files that it is in: a VMDK image may be in several.
+    /// Returns the identities of all files of the storage: a VMDK image may have several.
     fn identities(&self) -> Vec<(u64, u64)> {
         vec![self.identity()]
     }
-    /// Whether that path leads to it now.
+    /// Returns whether that path now leads to this file.
     fn is_at(&self, path: &Path) -> bool {
         self.path() == path
     }
-    /// From now on requests that read beyond the file's end ask first.
-    /// (Storages that nobody else can cut need not.)
+    /// Sets the guard that decides about each later read beyond the file's end.
+    ///
+    /// (A storage that no other process can truncate need not call it.)
     fn guard_end(&self, _guard: EndGuard) {}
 }
 
 /// Opens the files that images name: backing files and external data files.
-/// It decides which files those may be, since a stranger may have made the
-/// image.
+///
+/// The opener decides which files these may be, since the author of the image is not trusted.
 pub trait Opener: Send + Sync {
-    /// Opens what `image` calls `name`, to read it, and if it is to be `writable`,
-    /// to write to it. The error is one line that names both.
+    /// Opens the file that `image` calls `name` for reading, and for writing if `writable`.
+    ///
+    /// The error is one line that names both.
     fn open(
         &self,
         image: &Path,
@@ -55,8 +60,9 @@ pub trait Opener: Send + Sync {
         writable: bool,
     ) -> Result<Arc<dyn Storage>, DiskError>;
 
-    /// Likewise, the external data file of `image`. To write to it takes more
-    /// than that the image names it.
+    /// Opens the external data file of `image`, like [`Opener::open`].
+    ///
+    /// Writing to it requires more permission than being named by the image.
     fn open_data_file(
         &self,
         image: &Path,

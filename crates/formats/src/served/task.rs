@@ -1,4 +1,4 @@
-//! What does not happen at once: tasks of one worker, run on its thread.
+//! Tasks of one worker, run on its thread: work that takes several steps.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::Cell;
@@ -12,7 +12,7 @@ use std::thread::{self, Thread};
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Waits for it, on a thread that is no worker's.
+/// Blocks until the future is ready, on a thread that is not a worker.
 pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -31,23 +31,22 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// The tasks that can go on, and how their worker learns of it.
+/// The tasks that can make progress, and the eventfd that wakes their worker.
 pub(super) struct Ready {
     queue: Mutex<Vec<usize>>,
     event: OwnedFd,
 }
 
 impl Ready {
-    /// Lets the worker look for something that is not in the queue.
+    /// Wakes the worker to look for work that is not in the queue.
     pub(super) fn ring(&self) {
-        // An eventfd's counter cannot overflow by ones.
+        // The counter of an eventfd cannot overflow by increments of one.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
 
 thread_local! {
-    /// The executor whose turn it is on this thread looks at its queue again
-    /// by itself.
+    /// The executor that runs on this thread; it checks its queue again by itself.
     static RUNNING: Cell<*const Ready> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -75,18 +74,18 @@ impl Wake for TaskWaker {
     }
 }
 
-/// A place for a task; its waker serves all tasks that it holds in turn.
+/// A slot for a task; its waker is reused for each task in the slot.
 struct Place {
     task: Option<Task>,
     waker: Waker,
 }
 
-/// One worker's tasks.
+/// The tasks of one worker.
 pub(super) struct Executor {
     ready: Arc<Ready>,
     places: Vec<Place>,
     free: Vec<usize>,
-    /// Reused between turns.
+    /// Indexes of the tasks to poll; reused between runs.
     due: Vec<usize>,
 }
 
@@ -104,22 +103,22 @@ impl Executor {
         })
     }
 
-    /// How others wake it.
+    /// Returns the handle by which other threads wake the worker.
     pub(super) fn ready(&self) -> &Arc<Ready> {
         &self.ready
     }
 
-    /// Signalled when another thread has woken a task.
+    /// Returns the eventfd that is signalled when another thread has woken a task.
     pub(super) fn fd(&self) -> RawFd {
         self.ready.event.as_raw_fd()
     }
 
-    /// Nothing is under way.
+    /// Returns whether there is no task.
     pub(super) fn is_idle(&self) -> bool {
         self.free.len() == self.places.len()
     }
 
-    /// Takes a task on; `run` starts it.
+    /// Adds a task; `run` starts it.
     pub(super) fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = self.places.len();
@@ -134,7 +133,7 @@ impl Executor {
         self.due.push(index);
     }
 
-    /// Lets every task go on that can. False when there was none.
+    /// Polls every task that can make progress; false if there was none.
     pub(super) fn run(&mut self) -> bool {
         let outer = RUNNING.replace(Arc::as_ptr(&self.ready));
         let mut queue = self
@@ -155,7 +154,7 @@ impl Executor {
     fn poll(&mut self, index: usize) {
         let place = &mut self.places[index];
         let mut context = Context::from_waker(&place.waker);
-        // A waker of the place's earlier task may have been late.
+        // The waker of an earlier task in this slot may have been late.
         let Some(task) = &mut place.task else { return };
         if let Poll::Ready(()) = task.as_mut().poll(&mut context) {
             place.task = None;

@@ -13,47 +13,46 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Operations of one worker's tasks in flight; more wait their turn.
+/// Maximum number of operations in flight of one worker's tasks; further ones are queued.
 pub(super) const CHILDREN: usize = 128;
 
-/// Bytes of a storage's answer about a range.
+/// Bytes of the buffer for a storage's block status.
 const STATUS_LEN: usize = 4096;
 
-/// What is asked of a storage.
+/// An operation to be submitted to a storage.
 struct Ask {
     storage: StorageId,
     op: Op,
     at: HostOffset,
     len: u64,
     payload: Option<Payload>,
-    /// The request that waits for it, if any does, and the stage that it is in meanwhile.
+    /// The request that the operation belongs to, or `NOBODY`, and the request's stage meanwhile.
     parent: RequestId,
     stage: Stage,
 }
 
-/// An operation's outcome, and who waits for it.
+/// The result of an operation, and the waker of the task that waits for it.
 #[derive(Default)]
 struct Outcome {
     result: Cell<Option<Result<(), Errno>>>,
     waker: Cell<Option<Waker>>,
-    /// Its buffers, which outlive it whatever becomes of the task.
+    /// Its buffers, which live until the operation has ended, even if the task is dropped.
     payload: Cell<Option<Payload>>,
 }
 
-/// Between the tasks, which queue operations, and the channel, which carries
-/// them out.
+/// Connects the tasks, which queue operations, with the channel, which submits them.
 pub(super) struct WorkerIo {
     owner: Owner,
     queue: RefCell<VecDeque<(Ask, Rc<Outcome>)>>,
-    /// By the child's index in the slab.
+    /// Indexed by the child's slot in the slab.
     in_flight: RefCell<Vec<Option<Rc<Outcome>>>>,
     count: Cell<usize>,
     pool: Rc<Pool>,
-    /// Requests that are done.
+    /// Requests that have ended, with their error numbers.
     finished: RefCell<Vec<(RequestId, Errno)>>,
-    /// Tasks that look again after a while.
+    /// Tasks that pause.
     pausing: RefCell<Vec<Waker>>,
-    /// Slots of tasks that were nobody's request, and are done.
+    /// Slots of tasks without a request that have ended.
     left: RefCell<Vec<RequestId>>,
 }
 
@@ -71,7 +70,7 @@ impl WorkerIo {
         }
     }
 
-    /// A task that is nobody's request has a slot like one.
+    /// Takes a slot for a task that belongs to no request.
     pub(super) fn enter(&self, cx: &mut Cx) -> RequestId {
         let id = cx.slab.take().expect("room was made for one");
         let request = &mut cx.slab[id];
@@ -80,7 +79,7 @@ impl WorkerIo {
         id
     }
 
-    /// It is done.
+    /// Releases the slot of such a task.
     pub(super) fn leave(&self, id: RequestId) {
         self.left.borrow_mut().push(id);
     }
@@ -89,18 +88,18 @@ impl WorkerIo {
         self.left.borrow_mut().pop()
     }
 
-    /// Whether a task wants to look again after a while.
+    /// Returns whether a task pauses.
     pub(super) fn is_pausing(&self) -> bool {
         !self.pausing.borrow().is_empty()
     }
 
-    /// It is time to.
+    /// Wakes the tasks that pause.
     pub(super) fn go_on(&self) {
         let pausing = std::mem::take(&mut *self.pausing.borrow_mut());
         pausing.into_iter().for_each(Waker::wake);
     }
 
-    /// The I/O of a task that no request waits for. Its operations are in flight like those of others.
+    /// Returns the I/O of a task without a request. Its operations count as in flight like others.
     pub(super) fn for_nobody(self: &Rc<Self>) -> TaskIo {
         TaskIo {
             worker: self.clone(),
@@ -108,7 +107,7 @@ impl WorkerIo {
         }
     }
 
-    /// The request is done.
+    /// Notes that the request has ended.
     pub(super) fn finish(&self, id: RequestId, errno: Errno) {
         self.finished.borrow_mut().push((id, errno));
     }
@@ -121,8 +120,7 @@ impl WorkerIo {
         self.count.get()
     }
 
-    /// Hands queued operations to their storages. False when there was none
-    /// that could be.
+    /// Submits queued operations to their storages; false if none could be submitted.
     pub(super) fn submit(&self, cx: &mut Cx, storages: &mut [Box<dyn Channel>]) -> bool {
         let mut any = false;
         while self.count.get() < CHILDREN {
@@ -165,7 +163,7 @@ impl WorkerIo {
         any
     }
 
-    /// Tells the tasks of operations that are complete. False when none is.
+    /// Wakes the tasks of completed operations; false if there was none.
     pub(super) fn reap(&self, cx: &mut Cx) -> bool {
         let mut any = false;
         while let Some(id) = cx.child_done(self.owner) {
@@ -214,7 +212,7 @@ impl TaskIo {
         }
     }
 
-    /// Lets others go on for a while.
+    /// Pauses the task for a while, so that others make progress.
     pub(super) async fn pause(&self) {
         let mut paused = false;
         poll_fn(|cx| {
@@ -228,13 +226,12 @@ impl TaskIo {
         .await;
     }
 
-    /// Memory for `len` bytes, with anything in it.
+    /// Returns a buffer of `len` bytes with unspecified contents.
     pub(super) fn buf(&self, len: usize) -> Buf {
         self.worker.pool.take(len)
     }
 
-    /// What the storage knows of a range, added to `out`. False: enough is
-    /// said.
+    /// Adds the storage's block status of a range to `out`; false if `out` is full.
     pub(super) async fn block_status(
         &self,
         storage: StorageId,
@@ -264,7 +261,7 @@ impl TaskIo {
         Ok(more)
     }
 
-    /// Moves guest data.
+    /// Reads or writes guest data.
     pub(super) fn data(
         &self,
         storage: StorageId,
@@ -320,7 +317,7 @@ impl Io for TaskIo {
     }
 }
 
-/// An operation under way.
+/// An operation in progress.
 struct Running(Rc<Outcome>);
 
 impl Future for Running {

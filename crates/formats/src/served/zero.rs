@@ -1,4 +1,4 @@
-//! Zeroes and discards: mostly a matter of entries.
+//! Zeroing and discards, which mostly change entries only.
 
 use super::active::Active;
 use super::io::{Errno, Io};
@@ -13,26 +13,26 @@ use fathom_core::Op;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The most clusters that are changed in one go.
+/// Maximum number of clusters that are changed in one step.
 const MAX_AT_ONCE: u64 = 512;
 
-/// How a range is to be emptied.
+/// How a range is emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Empty {
-    /// Reads as zeroes afterwards; its clusters may be given up.
+    /// The range reads as zeroes afterwards; `unmap`: its clusters may be released.
     Zero { unmap: bool },
-    /// Nobody needs it; whole clusters only.
+    /// The data is not needed any more; concerns whole clusters only.
     Discard,
 }
 
-/// What becomes of a cluster.
+/// How a cluster is emptied.
 enum Change {
     Nothing,
-    /// The new entry, and what the old one referred to.
+    /// Set this entry, and release what the old one referred to.
     Entry(L2Entry, Option<Unlinked>),
-    /// The host cluster is emptied where it is.
+    /// Zero or discard the host cluster in place.
     InPlace(HostOffset),
-    /// Zeroes are written as data.
+    /// Write zeroes as data.
     Write,
 }
 
@@ -65,8 +65,9 @@ impl Active {
         Ok(())
     }
 
-    /// Where the last cluster ends that a range to `end` has all of: a disk
-    /// can end within its last cluster.
+    /// Returns the end of the last cluster that a range up to `end` covers entirely.
+    ///
+    /// A disk can end within its last cluster, which then counts as covered.
     fn last_whole(&self, tables: &Tables, end: GuestOffset) -> GuestOffset {
         let size = tables.layout.cluster_size();
         match end.0 == tables.size() {
@@ -75,7 +76,7 @@ impl Active {
         }
     }
 
-    /// Writes zeroes where there are none yet.
+    /// Writes zeroes, unless the range reads as zeroes already.
     async fn write_zeroes(
         &self,
         io: &TaskIo,
@@ -115,8 +116,8 @@ impl Active {
             match tables.change(how, &old, entry, below) {
                 Change::Nothing => {}
                 Change::Entry(new, unlinked) => {
-                    // Not for all of them at first: whoever has room must not wait for others,
-                    // who may be waiting for room.
+                    // Room is not reserved for all clusters at once: a task that holds room must
+                    // not wait for tasks that may be waiting for room.
                     let _room = tables.make_room(io, 1).await?;
                     tables.zero_data_file(io, &old).await?;
                     let mut state = tables.state();
@@ -143,8 +144,9 @@ impl Active {
         Ok(())
     }
 
-    /// The entry of a cluster that is to be emptied, with its slice, and
-    /// whether there is anything below it. None: it is empty.
+    /// Returns the slice and entry of a cluster to be emptied, and whether data is below it.
+    ///
+    /// `None`: the cluster is empty already.
     async fn to_empty(
         &self,
         io: &TaskIo,
@@ -168,7 +170,7 @@ impl Active {
 }
 
 impl Tables {
-    /// What becomes of a cluster; `below`: the backing file has data there.
+    /// Decides how a cluster is emptied; `below`: the backing image has data there.
     fn change(&self, how: Empty, old: &Cluster, entry: L2Entry, below: bool) -> Change {
         let all = self.layout.all_units();
         let own = match old {
@@ -178,8 +180,8 @@ impl Tables {
         };
         let own = own.filter(|_| self.layout.is_exclusive(entry));
         let gives_up = how != Empty::Zero { unmap: false };
-        // Data files have one place for each cluster, which nobody else can
-        // use; and QED has no free clusters.
+        // A data file has one place for each cluster, which no other cluster can use. QED has no
+        // free clusters.
         let keeps = self.has_data_file || !gives_up;
         let stays = self.has_data_file || matches!(self.layout, Layout::Qed(_));
         match old {
@@ -187,9 +189,8 @@ impl Tables {
             Cluster::Zero { host: None } => Change::Nothing,
             Cluster::Zero { .. } if keeps => Change::Nothing,
             Cluster::Data { host } if stays => Change::InPlace(*host),
-            // Those that have data keep it, and it becomes zeroes: a write that is under way in place
-            // may come later, and whoever reads the data file by itself has to see what the guest
-            // sees.
+            // Subclusters with data keep it, and the data is zeroed: a write in place may still be
+            // in flight. Readers of the data file by itself must see what the guest sees.
             Cluster::Subclusters { allocated, .. } if self.has_data_file && *allocated != 0 => {
                 let zero = all & !allocated;
                 Change::Entry(self.layout.entry(own, *allocated, zero), None)
@@ -214,7 +215,7 @@ impl Tables {
         }
     }
 
-    /// An external data file shows what the entries say, if it is raw.
+    /// Zeroes the cluster in an external data file, which must match the entries if it is raw.
     async fn zero_data_file(&self, io: &TaskIo, old: &Cluster) -> Result<(), Errno> {
         if !self.has_data_file {
             return Ok(());

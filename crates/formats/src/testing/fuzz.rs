@@ -1,8 +1,8 @@
-//! The bodies of the fuzz targets: images made from bytes.
+//! The bodies of the fuzz targets, which make images from bytes.
 //!
-//! What they check: nothing panics, takes much memory or does not end; what
-//! was parsed is written back the same; an image that was repaired has
-//! nothing left that could be repaired; one that was changed is sound.
+//! They check that nothing panics, takes much memory or runs forever, and that parsed structures
+//! are encoded unchanged. A repaired image must have nothing left to repair. A changed image must
+//! be sound.
 
 use super::MemoryFile;
 use super::served::serve;
@@ -18,12 +18,11 @@ use crate::{Format, qed};
 use fathom_files::ImageFile;
 use flate2::{Compress, Compression, FlushCompress};
 
-/// Bytes of the largest file. (The header of an image of 2 MiB clusters takes
-/// one of them.)
+/// Maximum bytes of a file. (The header of an image with 2 MiB clusters takes one of them.)
 const LIMIT: u64 = 8 << 20;
 const MEMORY: u64 = 1 << 20;
 
-/// A qcow2 header with its extensions.
+/// Parses a qcow2 header with its extensions.
 pub fn qcow2_header(data: &[u8]) {
     let mut bytes = data.to_vec();
     if let Some(magic) = bytes.get_mut(..4) {
@@ -41,7 +40,7 @@ pub fn qcow2_header(data: &[u8]) {
     }
 }
 
-/// Entries of all tables.
+/// Parses entries of all tables.
 pub fn qcow2_tables(data: &[u8]) {
     let Some((choices, data)) = data.split_first_chunk::<2>() else {
         return;
@@ -72,8 +71,9 @@ pub fn qcow2_tables(data: &[u8]) {
     let _ = Bitmap::parse(data, &geometry);
 }
 
-/// A compressed cluster: of bytes as they are, or of a sound stream with
-/// changes, which gets behind what nearly no bytes get past.
+/// Decompresses a cluster: arbitrary bytes, or a sound stream with changes.
+///
+/// The latter reaches code that arbitrary bytes hardly ever reach.
 pub fn compressed(data: &[u8]) {
     let Some((choices, data)) = data.split_first_chunk::<2>() else {
         return;
@@ -106,7 +106,7 @@ pub fn compressed(data: &[u8]) {
     read_twice(kind, &stream, &mut cluster);
 }
 
-/// The outcome depends on the stream alone.
+/// Decompresses twice, since the outcome must depend on the stream alone.
 fn read_twice(kind: CompressionType, stream: &[u8], cluster: &mut [u8]) {
     let first = decompress(kind, stream, cluster);
     let mut again = vec![0xaa; cluster.len()];
@@ -129,7 +129,7 @@ fn compress(kind: CompressionType, contents: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// A small sound image, of the kind that `choices` says.
+/// Creates a small sound image with the options in `choices`.
 fn sound(choices: [u8; 2], format: Format) -> Option<MemoryFile> {
     let mut options = create::Options::new(format);
     let bit = |n: u8| choices[0] >> n & 1 == 1;
@@ -157,8 +157,10 @@ fn sound(choices: [u8; 2], format: Format) -> Option<MemoryFile> {
     Some(file)
 }
 
-/// Changes made to a sound image: each takes four bytes, a place and a number
-/// to put there, mostly of a cluster that is in the file.
+/// Changes a sound image.
+///
+/// Each change takes six bytes: a place and a number to put there, mostly the offset of a cluster
+/// in the file.
 fn change(file: &MemoryFile, format: Format, data: &[u8]) {
     let len = file.len().unwrap_or(0).max(1);
     for step in data.chunks_exact(6) {
@@ -202,7 +204,7 @@ fn check_and_repair(file: &MemoryFile, format: Format) {
     assert_eq!(looked.exit_status(), repaired.exit_status());
 }
 
-/// A qcow2 image with changes.
+/// Checks and repairs a qcow2 image with changes.
 pub fn qcow2_image(data: &[u8]) {
     let Some((choices, data)) = data.split_first_chunk::<2>() else {
         return;
@@ -216,8 +218,10 @@ pub fn qcow2_image(data: &[u8]) {
     check_and_repair(&file, Format::Qcow2);
 }
 
-/// Snapshots of an image, or another size: what can be changed at all is sound afterwards, and
-/// what cannot is as it was, but for clusters that are free.
+/// Takes snapshots of an image, or resizes it.
+///
+/// An image that can be changed at all is sound afterwards. Otherwise it is unchanged, except for
+/// free clusters.
 fn edit(file: &MemoryFile, choice: u8, format: Format) {
     let before = file.bytes().clone();
     let edited = MemoryFile::new(before.clone(), LIMIT);
@@ -247,7 +251,7 @@ fn edit(file: &MemoryFile, choice: u8, format: Format) {
     }
 }
 
-/// Whether whoever opens it repairs it.
+/// Returns whether opening the image repairs it.
 fn is_dirty(image: &[u8], format: Format) -> bool {
     let file = MemoryFile::new(image.to_vec(), LIMIT);
     match Image::read(&file, format) {
@@ -257,7 +261,7 @@ fn is_dirty(image: &[u8], format: Format) -> bool {
     }
 }
 
-/// A QED image with changes.
+/// Checks and repairs a QED image with changes.
 pub fn qed_image(data: &[u8]) {
     let Some((choices, data)) = data.split_first_chunk::<2>() else {
         return;
@@ -265,7 +269,7 @@ pub fn qed_image(data: &[u8]) {
     let Some(mut file) = sound(*choices, Format::Qed) else {
         return;
     };
-    // Requests to begin with, so that the image has L2 tables.
+    // Serves some requests first, so that the image has L2 tables.
     let requests = data.len().min(usize::from(choices[1] >> 2 & 15) * 5);
     let (requests, data) = data.split_at(requests);
     if !requests.is_empty() {
@@ -280,8 +284,9 @@ pub fn qed_image(data: &[u8]) {
     check_and_repair(&file, Format::Qed);
 }
 
-/// Bytes of the header before what may change: by a growing refcount table, or
-/// QED's features when an image is taken into use.
+/// Returns the number of header bytes before the first that may change.
+///
+/// A growing refcount table changes the header, and so do QED's features at activation.
 fn steady(format: Format) -> usize {
     match format {
         Format::Qed => 16,
@@ -289,9 +294,10 @@ fn steady(format: Format) -> usize {
     }
 }
 
-/// An image that is served, changed behind the server's back, and served
-/// again. What nobody has changed stays sound; whatever was changed, guest data
-/// never gets into the header.
+/// Serves an image, changes it behind the server's back, and serves it again.
+///
+/// An image without changes stays sound. Whatever was changed, guest data never gets into the
+/// header.
 pub fn served_image(data: &[u8]) {
     let Some((&[first, second, third], data)) = data.split_first_chunk::<3>() else {
         return;

@@ -4,8 +4,7 @@ use fathom_files::ImageFile;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A file of at most so many bytes; what would be longer is refused as on a
-/// full disk.
+/// A file of at most `limit` bytes; a longer write fails as on a full disk.
 #[derive(Debug)]
 pub struct MemoryFile {
     bytes: Mutex<Vec<u8>>,
@@ -13,7 +12,7 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// A file with these contents.
+    /// Creates a file with these contents.
     pub fn new(bytes: Vec<u8>, limit: u64) -> MemoryFile {
         MemoryFile {
             bytes: Mutex::new(bytes),
@@ -21,7 +20,7 @@ impl MemoryFile {
         }
     }
 
-    /// Its contents.
+    /// Returns the contents.
     pub fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,7 +80,7 @@ impl ImageFile for MemoryFile {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let mut bytes = self.bytes();
         let end = (offset + len).min(bytes.len() as u64) as usize;
-        // Not zeroes: nobody may count on them.
+        // Not zeroes, so that no test can rely on zeroes.
         bytes[offset as usize..end].fill(0xdb);
         Ok(())
     }

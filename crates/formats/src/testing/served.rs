@@ -1,4 +1,4 @@
-//! Serving an image that lies.
+//! Serves an image with arbitrary contents.
 
 use super::{MemoryFile, MemoryStorage};
 use crate::Format;
@@ -10,14 +10,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of the longest request.
+/// Maximum bytes of a request.
 const LONGEST: usize = 64 << 10;
 
-/// How long a request may wait for a helper thread, which a busy machine may
-/// let wait in its turn.
+/// Maximum time for a request, including the wait for a helper thread on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Opens no further files.
+/// An opener that opens no files.
 pub struct NoFiles;
 
 impl Opener for NoFiles {
@@ -38,10 +37,10 @@ impl Opener for NoFiles {
     }
 }
 
-/// Serves the image to a guest whose requests come from `data`, five bytes
-/// each. What is read may be anything; every request has to end, and nothing
-/// may go wrong otherwise. Returns what the file is afterwards, if the image
-/// was opened at all.
+/// Serves the image to a guest whose requests come from `data`, five bytes each.
+///
+/// Reads may return anything. Every request has to end, and nothing else may go wrong. Returns the
+/// file afterwards, or `None` if the image could not be opened.
 pub(super) fn serve(file: MemoryFile, format: Format, data: &[u8]) -> Option<MemoryStorage> {
     let storage = MemoryStorage::new(file, 0);
     let mut options = ImageOptions::new(format);

@@ -1,4 +1,4 @@
-//! A storage in memory whose requests are done at once.
+//! A storage in memory whose requests complete at once.
 
 use super::MemoryFile;
 use crate::served::Storage;
@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// See [`MemoryFile`].
+/// A storage in memory; see [`MemoryFile`].
 #[derive(Clone)]
 pub struct MemoryStorage {
     file: Arc<MemoryFile>,
@@ -18,7 +18,7 @@ pub struct MemoryStorage {
 }
 
 impl MemoryStorage {
-    /// `number` tells it from others.
+    /// Creates a storage; `number` is its identity.
     pub fn new(file: MemoryFile, number: u64) -> MemoryStorage {
         MemoryStorage {
             file: Arc::new(file),
@@ -26,7 +26,7 @@ impl MemoryStorage {
         }
     }
 
-    /// What it is made of.
+    /// Returns the file.
     pub fn file(&self) -> &MemoryFile {
         &self.file
     }
@@ -40,7 +40,7 @@ impl MemoryStorage {
                 return self.file.write_at(&vec![0; request.len as usize], at);
             }
             Op::BlockStatus => {
-                // SAFETY: whoever makes a request vouches for its segments.
+                // SAFETY: the creator of a request guarantees that its segments are valid.
                 unsafe { Extents::of(&request.segments, request.len) }
                     .push(Status::DATA, request.len);
                 return Ok(());
@@ -50,11 +50,11 @@ impl MemoryStorage {
         for segment in &request.segments {
             let (base, len) = (segment.iov_base.cast::<u8>(), segment.iov_len);
             if request.op == Op::Read {
-                // SAFETY: whoever makes a request vouches for its segments.
+                // SAFETY: the creator of a request guarantees that its segments are valid.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(base, len) };
                 self.file.read_at(bytes, at)?;
             } else {
-                // SAFETY: likewise.
+                // SAFETY: as above.
                 let bytes = unsafe { std::slice::from_raw_parts(base, len) };
                 self.file.write_at(bytes, at)?;
             }

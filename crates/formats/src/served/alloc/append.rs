@@ -1,4 +1,4 @@
-//! QED's free space: what comes after the file's end.
+//! Free space of QED images: what comes after the file's end.
 
 use super::{AHEAD, EXTENSION, Run, Space};
 use crate::HostOffset;
@@ -7,17 +7,17 @@ use crate::served::tables::Tables;
 use std::sync::atomic::Ordering;
 
 pub(in crate::served) struct Append {
-    /// The next free cluster, and the first that the file does not have.
+    /// The next free cluster, and the first one beyond the end of the file.
     pub(super) next: u64,
     pub(super) end: u64,
-    /// Given back.
+    /// Clusters that were allocated and returned.
     returned: Vec<u64>,
-    /// A device cannot grow.
+    /// False for a device, which cannot grow.
     pub(super) grows: bool,
 }
 
 impl Append {
-    /// `file_len` is whole clusters.
+    /// Creates the free space; `file_len` is a multiple of the cluster size.
     pub(in crate::served) fn new(cluster_bits: u32, file_len: u64, grows: bool) -> Append {
         Append {
             next: file_len >> cluster_bits,
@@ -54,7 +54,7 @@ impl Append {
 }
 
 impl Tables {
-    /// Makes the file longer, by `n` clusters at least.
+    /// Makes the file longer by at least `n` clusters.
     pub(super) async fn extend_file(&self, io: &impl Io, n: u64) -> Result<(), Errno> {
         let bits = self.layout.cluster_bits();
         let (end, grows) = match &self.state().alloc.space {
@@ -64,7 +64,7 @@ impl Tables {
         if !grows {
             return Err(libc::ENOSPC);
         }
-        // Its length says which clusters there are, so each step costs a write.
+        // The file's length bounds the valid clusters, so each step costs a write.
         let step = ((end << bits) / 4).clamp(AHEAD.start, AHEAD.end);
         let new_end = end + n.max(step >> bits);
         let len = new_end << bits;

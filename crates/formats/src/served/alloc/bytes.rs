@@ -1,5 +1,5 @@
-//! Space for compressed clusters, several of which share a host cluster: its
-//! refcount says how many.
+//! Space for compressed clusters, several of which share a host cluster: its refcount is their
+//! number.
 
 use super::{Allocator, Refcounts, Space};
 use crate::HostOffset;
@@ -8,24 +8,25 @@ use crate::served::layout::Problem;
 use crate::served::tables::Tables;
 use std::ops::Range;
 
-/// Where some pieces go, one after the other.
+/// Places of some pieces, one after the other.
 #[derive(Debug)]
 pub(in crate::served) struct Packed {
-    /// Offset of each piece, in order; of the first pieces if there is no room
-    /// next to each other for all of them.
+    /// Offset of each piece, in order. Only of the first pieces if there is no room for all of them
+    /// next to each other.
     pub(in crate::served) places: Vec<HostOffset>,
-    /// Up to where the file is theirs: a multiple of the unit.
+    /// End of the space that was taken: a multiple of the unit.
     pub(in crate::served) end: HostOffset,
 }
 
 impl Refcounts {
-    /// Room for the first of these pieces at least, each smaller than a
-    /// cluster; it starts and ends at multiples of `unit`, so that what others
-    /// have written is not written again. None: search for more.
+    /// Takes room for at least the first of these pieces, each smaller than a cluster.
+    ///
+    /// The room starts and ends at multiples of `unit`, so that bytes written before are not
+    /// written again. `None`: the caller has to search for more free clusters.
     pub(super) fn take_bytes(&mut self, lens: &[u64], unit: u64) -> Option<Packed> {
         let (bits, size) = (self.g.cluster_bits, self.g.cluster_size());
         let open = self.open.filter(|at| self.has_room(at.cluster(bits)));
-        // The next free byte, and where the last cluster ends that was taken.
+        // The next free byte, and the end of the last cluster that was taken.
         let mut at = open.unwrap_or_default();
         let mut end = at.up_to(size);
         let mut places = Vec::with_capacity(lens.len());
@@ -56,8 +57,7 @@ impl Refcounts {
         Some(Packed { places, end })
     }
 
-    /// Takes this cluster, if it is known to be free and the next in a row of
-    /// such. Its refcount stays 0.
+    /// Takes this cluster, if a run of known free clusters starts with it. Its refcount stays 0.
     fn take_cluster(&mut self, cluster: u64) -> bool {
         let Some(position) = self.free.iter().position(|run| run.start == cluster) else {
             return false;
@@ -70,17 +70,17 @@ impl Refcounts {
         true
     }
 
-    /// One more can use the cluster, as far as is known in memory.
+    /// Returns whether the cluster's refcount is in memory and below its maximum.
     fn has_room(&self, cluster: u64) -> bool {
         let max = u64::MAX >> (64 - (1 << self.g.refcount_order));
         self.blocks.contains_key(&self.block_of(cluster)) && self.get(cluster) < max
     }
 
-    /// A piece's bytes are free again. Nothing refers to them, nor did it ever.
+    /// Releases the bytes of a piece, which nothing has ever referred to.
     fn give_back_bytes(&mut self, bytes: Range<HostOffset>) -> Result<(), Problem> {
         let bits = self.g.cluster_bits;
         for cluster in bytes.start.clusters(bytes.end - bytes.start, bits) {
-            // Else it is a leak: its block has left memory meanwhile.
+            // If its block has left memory meanwhile, the cluster is leaked.
             if self.blocks.contains_key(&self.block_of(cluster)) && self.lower(cluster)? {
                 self.returned.insert(cluster..cluster + 1);
             }
@@ -105,7 +105,7 @@ impl Allocator {
 }
 
 impl Tables {
-    /// Allocates room for the first of these pieces at least.
+    /// Allocates room for at least the first of these pieces.
     pub(in crate::served) async fn allocate_bytes(
         &self,
         io: &impl Io,
@@ -119,7 +119,7 @@ impl Tables {
         self.obtain(io, 1, take, end).await
     }
 
-    /// A piece that was not written.
+    /// Releases the bytes of a piece that was not written.
     pub(in crate::served) fn give_back_bytes(&self, bytes: Range<HostOffset>) {
         let mut state = self.state();
         if let Some(space) = super::refcounts(&mut state) {

@@ -1,8 +1,8 @@
-//! qcow2's free space: clusters of refcount 0.
+//! Free space of qcow2 images: clusters of refcount 0.
 //!
-//! Refcounts that are too high leak a cluster; any that is too low loses
-//! data. So they go up in memory when a cluster is taken, reach the disk
-//! before whatever refers to it, and go down only once nothing on disk does.
+//! A refcount that is too high leaks a cluster; one that is too low loses data. So a refcount rises
+//! in memory when its cluster is taken, and reaches the disk before anything that refers to the
+//! cluster. It is lowered only when nothing on disk refers to the cluster any more.
 
 use super::{Run, Runs};
 use crate::HostOffset;
@@ -16,72 +16,74 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of clean refcount blocks that are kept.
+/// Maximum bytes of clean refcount blocks that are kept in memory.
 const KEPT: u64 = 8 << 20;
 
-/// Returned runs that are looked at for one whose refcounts are in memory.
+/// Number of returned runs that are searched for one whose refcounts are in memory.
 const RETURNED_TRIED: usize = 8;
 
 /// A refcount block in memory.
 pub(super) struct Block {
     bytes: Vec<u8>,
-    /// Bytes that are not as on disk.
+    /// Range of bytes that differ from the disk.
     dirty: Range<usize>,
 }
 
-/// A refcount table that was moved to grow: the header has to follow.
+/// A refcount table that was moved to grow, so that the header must be changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::served) struct Moved {
-    /// Where it was: offset and bytes.
+    /// Old offset and length in bytes.
     pub(in crate::served) from: (HostOffset, u64),
 }
 
 pub(in crate::served) struct Refcounts {
     pub(super) g: Geometry,
-    /// Offsets of blocks, 0 for none.
+    /// Offsets of the refcount blocks, 0 for none.
     table: Vec<u64>,
     table_offset: HostOffset,
     dirty_table: bool,
     moved: Option<Moved>,
     pub(super) blocks: BTreeMap<u64, Block>,
-    /// The block in which to search next.
+    /// Number of the block to search next.
     next: u64,
-    /// Free clusters of the block before that one, in order.
+    /// Free clusters of the blocks searched so far, in order.
     pub(super) free: VecDeque<Range<u64>>,
-    /// Free clusters that have been used.
+    /// Free clusters that were in use before.
     pub(super) returned: Runs,
-    /// The first free byte of a cluster of compressed ones that is in use.
+    /// The first free byte of a cluster of compressed data that has room left.
     pub(super) open: Option<HostOffset>,
-    /// Free clusters that requests in flight may use, and since when.
+    /// Epochs in which clusters were freed, and the clusters, which requests in flight may still
+    /// use.
     freed: VecDeque<(u64, Range<u64>)>,
-    /// Free clusters that wait for their discard, and those whose discard is in flight: nobody takes them yet.
+    /// Free clusters that wait for their discard. They cannot be taken yet.
     to_discard: VecDeque<Range<u64>>,
     discarding: Runs,
     epochs: Arc<Epochs>,
-    /// Clusters from here on have never been written.
+    /// First cluster that has never been written.
     fresh_from: u64,
 }
 
-/// What has to be written, and where.
+/// Dirty refcounts, and the offsets that they belong to.
 pub(in crate::served) struct DirtyRefcounts {
     pub(in crate::served) blocks: Vec<(HostOffset, Vec<u8>)>,
-    /// The whole table.
+    /// Offset and contents of the whole refcount table.
     pub(in crate::served) table: Option<(HostOffset, Vec<u8>)>,
     pub(in crate::served) moved: Option<Moved>,
 }
 
-/// What became of free clusters when a block was made.
+/// The clusters that were used for new refcount blocks.
 struct Made {
     blocks: Range<u64>,
-    /// Empty unless the table was moved.
+    /// Clusters of the moved table; empty unless the table was moved.
     table: Range<u64>,
     /// Offset and bytes of a table that was moved again before it was used.
     abandoned: Option<(HostOffset, u64)>,
 }
 
 impl Refcounts {
-    /// `table` as the file has it; its entries are checked here. Clusters
-    /// from `fresh_from` on have never been written.
+    /// Creates the free space from the table as the file has it, and checks the table's entries.
+    ///
+    /// Clusters from `fresh_from` on have never been written.
     pub(in crate::served) fn new(
         g: Geometry,
         table: Vec<u64>,
@@ -120,19 +122,19 @@ impl Refcounts {
         (cluster & (self.g.refcount_block_entries() - 1)) as usize
     }
 
-    /// The cluster's block is in memory.
+    /// Returns a refcount. The cluster's block is in memory.
     pub(super) fn get(&self, cluster: u64) -> u64 {
         let block = &self.blocks[&self.block_of(cluster)];
         get(&block.bytes, self.g.refcount_order, self.index_of(cluster))
     }
 
-    /// The cluster's block is in memory.
+    /// Sets a refcount. The cluster's block is in memory.
     pub(super) fn set(&mut self, cluster: u64, count: u64) {
         let (number, index) = (self.block_of(cluster), self.index_of(cluster));
         let order = self.g.refcount_order;
         let block = self.blocks.get_mut(&number).expect("it is in memory");
         set(&mut block.bytes, order, index, count);
-        // Whole sectors, which are what can be written.
+        // Whole sectors are marked, since only these can be written.
         let at = ((index << order) / 8) & !511;
         block.dirty = match block.dirty.is_empty() {
             true => at..at + 512,
@@ -170,7 +172,7 @@ impl Refcounts {
         })
     }
 
-    /// Returned clusters in a row whose refcounts are in memory, in one block.
+    /// Returns the first returned clusters in one block whose refcounts are in memory.
     fn first_returned(&self) -> Option<Range<u64>> {
         let in_memory = |run: &Range<u64>| self.blocks.contains_key(&self.block_of(run.start));
         let run = self.returned.iter().take(RETURNED_TRIED).find(in_memory)?;
@@ -178,8 +180,7 @@ impl Refcounts {
         Some(run.start..run.end.min(block_end))
     }
 
-    /// The block of a free cluster that cannot be taken since its refcount is
-    /// not in memory.
+    /// Returns the block of a free cluster that cannot be taken until that block is read.
     fn block_of_returned(&mut self) -> Option<u64> {
         let number = self.block_of(self.returned.iter().next()?.start);
         (!self.blocks.contains_key(&number)).then_some(number)
@@ -187,7 +188,7 @@ impl Refcounts {
 
     pub(super) fn give_back(&mut self, run: &Run) {
         for cluster in run.clusters.clone() {
-            // Else it is a leak: its block has left memory meanwhile.
+            // If its block has left memory meanwhile, the cluster is leaked.
             if self.blocks.contains_key(&self.block_of(cluster)) {
                 self.set(cluster, 0);
                 self.returned.insert(cluster..cluster + 1);
@@ -195,17 +196,18 @@ impl Refcounts {
         }
     }
 
-    /// Freed clusters that no request in flight can use any more can be taken again: at once, or after they have been
-    /// discarded. Returns how many can be taken.
+    /// Makes freed clusters available that no request in flight can use any more.
+    ///
+    /// They can be taken at once, or after their discard. Returns how many can be taken at once.
     pub(super) fn reuse(&mut self, discard: bool) -> u64 {
         if self.freed.is_empty() {
             return 0;
         }
-        // An epoch ends with each call, if nothing older is in flight.
+        // Each call ends an epoch if nothing older is in flight.
         let reusable = (0..3).filter_map(|_| self.epochs.reusable()).max();
         let unused = |(epoch, _): &(u64, Range<u64>)| reusable.is_some_and(|r| *epoch <= r);
         let count = self.freed.iter().take_while(|freed| unused(freed)).count();
-        // (Runs that were freed one after the other may be one.)
+        // (Runs that were freed one after the other may be adjacent.)
         let mut reused = Runs::default();
         for (_, run) in self.freed.drain(..count) {
             reused.insert(run);
@@ -223,7 +225,7 @@ impl Refcounts {
         clusters
     }
 
-    /// Freed clusters wait for requests in flight, or for their discard.
+    /// Returns whether freed clusters wait for requests in flight, or for their discard.
     pub(in crate::served) fn has_freed(&self) -> bool {
         !self.freed.is_empty() || !self.discarding.is_empty()
     }
@@ -232,20 +234,19 @@ impl Refcounts {
         !self.to_discard.is_empty()
     }
 
-    /// Takes some of the runs that wait for their discard.
+    /// Takes at most `most` of the runs that wait for their discard.
     pub(super) fn next_to_discard(&mut self, most: usize) -> Vec<Range<u64>> {
         let most = most.min(self.to_discard.len());
         self.to_discard.drain(..most).collect()
     }
 
-    /// These clusters have been discarded: they can be taken again.
+    /// Makes clusters available that were discarded.
     pub(super) fn discarded(&mut self, run: Range<u64>) {
         self.discarding.remove(&run);
         self.returned.insert(run);
     }
 
-    /// One reference less; true if it was the last. The cluster's block is in
-    /// memory.
+    /// Lowers a refcount by one; true if it is now 0. The cluster's block is in memory.
     pub(super) fn lower(&mut self, cluster: u64) -> Result<bool, Problem> {
         let count = self.get(cluster);
         if count == 0 {
@@ -257,21 +258,21 @@ impl Refcounts {
                 .open
                 .is_some_and(|at| at.cluster(self.g.cluster_bits) == cluster)
         {
-            // Whoever takes the cluster next takes all of it.
+            // The next task that takes the cluster takes all of it.
             self.open = None;
         }
         Ok(count == 1)
     }
 
-    /// The clusters, of refcount 0, can be used again once no request in
-    /// flight can be using them.
+    /// Notes freed clusters, of refcount 0, which can be reused once no request in flight uses
+    /// them.
     pub(super) fn freed(&mut self, clusters: Runs) {
         let now = self.epochs.now();
         self.freed
             .extend(clusters.into_iter().map(|run| (now, run)));
     }
 
-    /// What is in memory only, as of now; it counts as written from now on.
+    /// Copies all that differs from the disk; it counts as clean from now on.
     pub(in crate::served) fn take_dirty(&mut self) -> DirtyRefcounts {
         let mut blocks = Vec::new();
         for (number, block) in &mut self.blocks {
@@ -292,8 +293,9 @@ impl Refcounts {
         }
     }
 
-    /// Writing that failed: all of it is to be written again. Returns the
-    /// place of a table, offset and bytes, that was moved again meanwhile.
+    /// Marks everything as dirty again after a failed write.
+    ///
+    /// Returns the offset and bytes of a table that was moved again meanwhile.
     pub(in crate::served) fn restore_dirty(
         &mut self,
         blocks: Vec<(HostOffset, Vec<u8>)>,
@@ -317,8 +319,9 @@ impl Refcounts {
         self.moved.replace(moved).map(|again| again.from)
     }
 
-    /// Lets clean blocks go that are not searched. The caller has the lock of
-    /// the search, and nothing is being written.
+    /// Removes clean blocks from memory, except those with known free clusters.
+    ///
+    /// The caller holds the search lock, and nothing is being written.
     pub(super) fn shrink(&mut self) {
         let max = (KEPT >> self.g.cluster_bits).max(4) as usize;
         if self.blocks.len() <= max {
@@ -330,15 +333,13 @@ impl Refcounts {
             .retain(|number, block| searched.contains(number) || !block.dirty.is_empty());
     }
 
-    /// Where the block is that has to be read before this one's refcounts are
-    /// known: None if it is in memory.
+    /// Returns the offset of a block that must be read first; `None` if it is in memory or missing.
     fn missing(&self, number: u64) -> Option<HostOffset> {
         let at = self.table.get(number as usize).copied().unwrap_or(0);
         (at != 0 && !self.blocks.contains_key(&number)).then_some(HostOffset(at))
     }
 
-    /// The first block that the table has no room for, if it has none for this
-    /// one.
+    /// Returns the first block that the table has no room for, if it has none for this one.
     fn without_room(&self, number: u64) -> Option<u64> {
         let len = self.table.len() as u64;
         (number >= len).then_some(len)
@@ -378,8 +379,9 @@ impl Refcounts {
         self.free.extend(run);
     }
 
-    /// Makes the missing block `number`, and a longer table if the block has no entry in it. Both go
-    /// to the start of the clusters that the block counts, which are free.
+    /// Creates the missing block `number`, and a longer table if the table has no entry for it.
+    ///
+    /// Both go to the start of the clusters that the block counts, which are free.
     fn make_block(&mut self, number: u64) -> Result<Made, Errno> {
         let entries = self.g.refcount_block_entries();
         let per_cluster = self.g.cluster_size() / TableEntry::SIZE;
@@ -455,9 +457,9 @@ impl Tables {
         }
     }
 
-    /// Takes the file system's space for a new block while a request can still
-    /// be told that there is none: a flush that finds none would fail, and
-    /// with it every way to make room.
+    /// Allocates the file system's space for a new block while the request can still fail.
+    ///
+    /// A flush that found no space would fail, and so would every way to make room.
     async fn reserve_refcounts(&self, io: &impl Io, number: u64) -> Result<(), Errno> {
         let cluster = self.refcounts(|r| number * r.g.refcount_block_entries())?;
         let hit = self.state().alloc.metadata.in_cluster(cluster);
@@ -495,8 +497,9 @@ impl Tables {
         Ok(())
     }
 
-    /// The cluster is in use by what a predecessor had in memory. Returns its
-    /// refcount. Callers go from lower clusters to higher ones.
+    /// Claims a cluster that a predecessor's journal refers to, and returns its refcount.
+    ///
+    /// Callers go from lower clusters to higher ones.
     pub(in crate::served) async fn claim_refcount(
         &self,
         io: &impl Io,
@@ -505,9 +508,9 @@ impl Tables {
         let _searching = self.searching.lock_all().await;
         let number = self.refcounts(|r| r.block_of(cluster))?;
         self.load_refcounts(io, number).await?;
-        // The predecessor has made one block after the other, and the table
-        // longer with the first that it had no room for. Nothing that is known
-        // of may be in that one's part of the file, but the table is there.
+        // The predecessor has made one block after the other, and a longer table for the first
+        // block without an entry. The part of the file that this block counts may hold nothing
+        // known, but the table is there.
         while let Some(first) = self.refcounts(|r| r.without_room(number))? {
             self.make_refcounts(&mut self.state(), first)?;
         }
@@ -522,7 +525,7 @@ impl Tables {
         })
     }
 
-    /// A refcount table was moved again before it was used.
+    /// Releases a refcount table that was moved again before it was used.
     pub(in crate::served) fn abandon(&self, state: &mut State, table: Option<(HostOffset, u64)>) {
         if let Some((offset, len)) = table {
             state.unlinked.push(Unlinked::new(offset, len));
@@ -536,8 +539,7 @@ impl Tables {
             .ok_or(libc::EROFS)
     }
 
-    /// The refcounts of the cluster are in memory afterwards, if the image
-    /// has any. The caller has the lock of the search.
+    /// Loads the refcounts of the cluster, if the image has any. The caller holds the search lock.
     pub(super) async fn load_refcounts_of(&self, io: &impl Io, cluster: u64) -> Result<(), Errno> {
         match self.refcounts(|r| r.block_of(cluster)) {
             Ok(number) => {

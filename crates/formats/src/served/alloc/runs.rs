@@ -1,9 +1,9 @@
-//! A set of clusters, as runs.
+//! A set of clusters, stored as runs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Its size in memory is that of its runs, however long they are.
+/// A set of clusters. Its memory depends on the number of runs, not on their length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::served) struct Runs(BTreeMap<u64, u64>);
 
@@ -43,12 +43,12 @@ impl Runs {
         }
     }
 
-    /// All runs, in order.
+    /// Returns all runs, in order.
     pub(in crate::served) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.0.iter().map(|(start, end)| *start..*end)
     }
 
-    /// The runs that have clusters in this range, cut to it.
+    /// Returns the runs that have clusters in this range, cut to it.
     pub(in crate::served) fn overlapping(
         &self,
         range: Range<u64>,

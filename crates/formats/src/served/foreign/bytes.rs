@@ -1,4 +1,4 @@
-//! An image of another program, for whoever waits.
+//! Blocking access to an image in another program's format.
 
 use super::tables::Tables;
 use fathom_files::ImageFile;
@@ -6,12 +6,12 @@ use fathom_foreign::{Grain, Image, Place};
 use std::io;
 use std::sync::Arc;
 
-/// The bytes of its disk.
+/// The bytes of the image's disk.
 #[derive(Clone)]
 pub(super) struct ForeignBytes(pub(super) Arc<Tables>);
 
 impl ForeignBytes {
-    /// Whole, or an error: what has been cut off since is not zeroes.
+    /// Reads the whole range or fails: data that was cut off since must not read as zeroes.
     fn read_part(&self, file: usize, buf: &mut [u8], at: u64) -> io::Result<()> {
         let file = self.0.files[file].bytes();
         match at.checked_add(buf.len() as u64) {
@@ -21,7 +21,7 @@ impl ForeignBytes {
     }
 
     fn inflate(&self, grain: &Grain, buf: &mut [u8]) -> io::Result<()> {
-        // (Both are bounded where the tables are read.)
+        // (Both lengths were limited when the tables were read.)
         let (mut stored, mut whole) = (vec![0; grain.len as usize], vec![0; grain.size as usize]);
         self.read_part(grain.file, &mut stored, grain.at)?;
         grain
@@ -35,7 +35,7 @@ impl ForeignBytes {
     fn read_some(&self, image: &Image, buf: &mut [u8], at: u64) -> io::Result<usize> {
         let extent = image.lookup(at, buf.len() as u64);
         if extent.len == 0 {
-            // Behind its end.
+            // Beyond the end of the image.
             buf.fill(0);
             return Ok(buf.len());
         }

@@ -1,4 +1,4 @@
-//! One worker's way to an image of another program: helper threads read it.
+//! One worker's channel to an image in another program's format, which helper threads read.
 
 use super::bytes::ForeignBytes;
 use crate::served::helpers::Helpers;
@@ -17,25 +17,25 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Pieces of one worker that are being read; more wait their turn.
+/// Maximum number of pieces that one worker reads at once; further ones are queued.
 const PIECES: usize = 32;
 
-/// Bytes of the longest: whole grains and blocks, mostly.
+/// Maximum bytes of a piece: mostly whole grains and blocks.
 const MAX_PIECE: u64 = 256 << 10;
 
-/// A piece that was read; no buffer: it could not be.
+/// A piece that was read, or the error.
 struct Back {
     id: RequestId,
     range: Range<u64>,
     read: io::Result<Buf>,
 }
 
-/// A request in pieces.
+/// The progress of a request that is read in pieces.
 #[derive(Clone, Copy, Default)]
 struct Parent {
-    /// Bytes of it that are not done.
+    /// Number of bytes that are not done.
     left: u64,
-    /// Of the first piece that failed.
+    /// Error number of the first piece that failed; 0 if none.
     errno: i32,
 }
 
@@ -46,9 +46,9 @@ pub(super) struct ForeignChannel {
     pool: Rc<Pool>,
     back: Rc<RefCell<Vec<Back>>>,
     count: usize,
-    /// By the request's index in the slab.
+    /// Indexed by the request's slot in the slab.
     parents: Vec<Parent>,
-    /// Requests of which something is not being read yet, and from where on.
+    /// Requests with parts that are not being read yet, and the offset of the first such part.
     waiting: VecDeque<(RequestId, u64)>,
 }
 
@@ -87,7 +87,7 @@ impl ForeignChannel {
         cx.enter(id, Stage::Device);
     }
 
-    /// Begins what there is room for.
+    /// Begins as many pieces as the limit allows.
     fn go_on(&mut self, cx: &mut Cx) {
         while self.count < PIECES
             && let Some(&(id, from)) = self.waiting.front()
@@ -101,7 +101,7 @@ impl ForeignChannel {
             }
             match self.parents[id.0 as usize].errno {
                 0 => self.read(id, from..to),
-                // Nothing more of what has failed.
+                // A request that has failed reads no more.
                 errno => self.done(cx, id, to - from, errno),
             }
         }
@@ -121,7 +121,7 @@ impl ForeignChannel {
         let (helpers, pool, back) = (self.helpers.clone(), self.pool.clone(), self.back.clone());
         self.executor.spawn(async move {
             let read = helpers.run(work.clone()).await;
-            // Without a thread it is done here.
+            // If no helper thread is available, this worker reads.
             let read = read.unwrap_or_else(work);
             let read = read.map(|loose| loose.back(&pool));
             back.borrow_mut().push(Back { id, range, read });
@@ -152,7 +152,7 @@ impl ForeignChannel {
         }
     }
 
-    /// Everything that was done may lead to more.
+    /// Handles finished pieces and begins new ones, until there is no progress.
     fn settle(&mut self, cx: &mut Cx) {
         loop {
             self.go_on(cx);
@@ -167,7 +167,7 @@ impl ForeignChannel {
         }
     }
 
-    /// Where it has data.
+    /// Answers a block status request from the image's tables.
     fn answer(&self, request: &Request) {
         let image = self.bytes.0.image();
         // SAFETY: the request is in flight until it is completed, after this.
@@ -192,7 +192,7 @@ impl ForeignChannel {
     }
 }
 
-/// Hands what was read to the request.
+/// Copies a piece that was read into the request's buffers.
 fn give(request: &Request, range: &Range<u64>, buf: &Buf) {
     let segments = part(
         &request.segments,

@@ -1,9 +1,9 @@
-//! Images of other programs as storages in which bytes are where the disk has them; for reading only.
+//! Images in other programs' formats as read-only storages that present the bytes of the disk.
 //!
-//! - `open` finds the files that an image is in;
-//! - `tables` is what is known of it while it is in use;
-//! - `bytes` reads it for whoever waits, and so do helper threads for requests (`channel`);
-//! - `storage` is all of it.
+//! - `open` finds the files of an image;
+//! - `tables` holds the tables of an image in use;
+//! - `bytes` is the blocking access, which helper threads also use for requests (`channel`);
+//! - `storage` combines all of them.
 
 mod bytes;
 mod channel;

@@ -1,4 +1,4 @@
-//! Finding the files of an image.
+//! Finds the files of an image.
 
 use super::storage::Foreign;
 use super::tables::Tables;
@@ -11,7 +11,7 @@ use fathom_core::DiskError;
 use fathom_foreign::{Description, Kind, Start};
 use std::sync::Arc;
 
-/// The bytes of its disk, and what it says of itself.
+/// Returns the storage of the disk's bytes, and the description of the image.
 pub(in crate::served) fn open(
     file: Arc<dyn Storage>,
     kind: Kind,
@@ -23,7 +23,7 @@ pub(in crate::served) fn open(
     Ok((Arc::new(Foreign::new(tables, helpers)), description))
 }
 
-/// The header of an image of another program, which may be in several files: `opener` finds them.
+/// Reads the header of an image that may be in several files, which `opener` finds.
 pub fn read_foreign(
     file: &dyn Storage,
     kind: Kind,
@@ -42,7 +42,7 @@ fn tables(file: Arc<dyn Storage>, kind: Kind, opener: &dyn Opener) -> Result<Tab
     Tables::read(files, kind, &start)
 }
 
-/// What the file says, and the others that it names.
+/// Reads the start of the file, and opens the other files that it names.
 fn find(
     file: &dyn Storage,
     kind: Kind,
@@ -51,7 +51,7 @@ fn find(
     let start = Start::read(kind, &Part(file.bytes()));
     let start = start.map_err(|error| told(file.path())(refused(error)))?;
     let names = start.names().iter();
-    // (A colon in a bare name would end a protocol's.)
+    // (A colon in a bare name would end the name of a protocol.)
     let parts = names.map(|name| opener.open(file.path(), format!("./{name}").as_bytes(), false));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
     Ok((start, parts))

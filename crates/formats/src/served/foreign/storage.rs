@@ -1,4 +1,4 @@
-//! An image of another program as a storage.
+//! An image in another program's format as a storage.
 
 use super::bytes::ForeignBytes;
 use super::channel::ForeignChannel;
@@ -60,7 +60,7 @@ impl Storage for Foreign {
         self.bytes.0.files[0].is_at(path)
     }
 
-    /// What has been cut off its files is an error in any case.
+    /// Does nothing: data cut off the files is an error in any case.
     fn guard_end(&self, _guard: EndGuard) {}
 }
 
@@ -84,7 +84,7 @@ impl Disk for ForeignDisk {
     fn info(&self) -> DiskInfo {
         DiskInfo {
             size: self.bytes.0.image().size(),
-            // It is read by way of the page cache.
+            // The image is read through the page cache.
             block_size: 512,
             read_only: true,
             discard: None,
@@ -101,7 +101,7 @@ impl Disk for ForeignDisk {
                 return Err(error);
             }
         }
-        // (Another host may have written to them.)
+        // (Another host may have written to the files.)
         self.bytes.forget_cache();
         self.bytes.0.read_again().inspect_err(|_| {
             let _ = self.unlock(files);

@@ -1,4 +1,4 @@
-//! What is known of an image.
+//! The tables of an image.
 
 use crate::foreign::{Part, refused};
 use crate::served::problem::told;
@@ -12,7 +12,7 @@ pub(super) struct Tables {
     /// The image itself, and the files that it names, in that order.
     pub(super) files: Vec<Arc<dyn Storage>>,
     kind: Kind,
-    /// By which it names the others.
+    /// Names of the other files in the image.
     names: Vec<String>,
     image: RwLock<Arc<Image>>,
 }
@@ -32,7 +32,9 @@ impl Tables {
         })
     }
 
-    /// Again: somebody else may have had the files meanwhile. The disk must have the same size as before.
+    /// Reads the tables again, since another process may have changed the files.
+    ///
+    /// The disk must have the same size as before.
     pub(super) fn read_again(&self) -> Result<(), DiskError> {
         let file = Part(self.files[0].bytes());
         let start = Start::read(self.kind, &file);

@@ -1,4 +1,4 @@
-//! Large pieces, which take a processor's time, are encrypted and decrypted by helpers.
+//! Lets helpers encrypt and decrypt large pieces, which take CPU time.
 
 use super::piece::Piece;
 use super::place::Place;
@@ -12,17 +12,17 @@ use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of a piece from which on handing it over costs less than what is gained.
+/// Bytes of a piece from which on the gain exceeds the cost of passing it to a helper.
 const LARGE: u64 = 128 << 10;
 
-/// What is to be done to it.
+/// What to do with a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     In,
     Out,
 }
 
-/// A piece that is back; no buffer: it is lost, with a helper that has panicked.
+/// A finished piece; without a buffer if its helper has panicked.
 type Back = (Piece, Option<Buf>);
 
 pub(super) struct Away {
@@ -40,12 +40,12 @@ impl Away {
         })
     }
 
-    /// Signalled when something may be back.
+    /// Returns the eventfd that is signalled when a piece may be finished.
     pub(super) fn fd(&self) -> RawFd {
         self.executor.fd()
     }
 
-    /// One helper alone would only take turns with the worker.
+    /// Returns whether to use a helper. A single helper would only take turns with the worker.
     pub(super) fn helps_with(&self, piece: &Piece) -> bool {
         piece.len() >= LARGE && !self.helpers.is_one()
     }
@@ -74,14 +74,14 @@ impl Away {
         };
         self.executor.spawn(async move {
             let helped = helpers.run(work.clone()).await;
-            // Without a thread it is done here.
+            // If no helper thread is available, this worker does it.
             let loose = helped.unwrap_or_else(work);
             let buf = loose.map(|loose| loose.back(&pool));
             back.borrow_mut().push((piece, buf));
         });
     }
 
-    /// Lets go on what can; false: nothing came of it.
+    /// Runs the tasks that can make progress; false if no piece was finished.
     pub(super) fn go_on(&mut self) -> bool {
         !self.executor.is_idle() && self.executor.run() && !self.back.borrow().is_empty()
     }

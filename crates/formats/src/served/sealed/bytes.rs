@@ -1,4 +1,4 @@
-//! What is encrypted, for whoever waits.
+//! Blocking access to encrypted bytes.
 
 use super::place::Place;
 use crate::served::storage::Storage;
@@ -7,17 +7,17 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are moved at once; a multiple of all sectors.
+/// Bytes that are processed at once; a multiple of all sector sizes.
 const STEP: u64 = 64 << 10;
 
-/// A part of a file, decrypted as it is read, and encrypted as it is written.
+/// A part of a file, decrypted when it is read and encrypted when it is written.
 pub(super) struct SealedBytes {
     pub(super) file: Arc<dyn Storage>,
     pub(super) place: Place,
 }
 
 impl SealedBytes {
-    /// The sectors of that range as they are.
+    /// Reads and decrypts the sectors of that range.
     fn read_sectors(&self, range: &Range<u64>) -> io::Result<Vec<u8>> {
         let mut sectors = vec![0; (range.end - range.start) as usize];
         let bytes = self.file.bytes();
@@ -27,7 +27,7 @@ impl SealedBytes {
     }
 }
 
-/// The pieces of a range, each of STEP bytes at most and none across a multiple of STEP.
+/// Returns the pieces of a range, each of at most STEP bytes and none across a multiple of STEP.
 fn steps(at: u64, len: usize) -> impl Iterator<Item = Range<u64>> {
     let end = at + len as u64;
     let mut next = at;
@@ -50,7 +50,8 @@ impl ImageFile for SealedBytes {
         Ok(())
     }
 
-    /// Parts of sectors are read first: two of them at once are not for this.
+    /// Reads partial sectors before it writes them; concurrent writes to one sector are not
+    /// supported.
     fn write_at(&self, buf: &[u8], at: u64) -> io::Result<()> {
         for range in steps(at, buf.len()) {
             let outer = self.place.outer(&range);
@@ -72,7 +73,7 @@ impl ImageFile for SealedBytes {
         Ok(self.place.len(self.file.bytes().len()?))
     }
 
-    /// What it is extended by reads as anything, as on a disk that nobody has written to.
+    /// Sets the length. The extension reads as random data, like a disk that was never written.
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.bytes().set_len(self.place.start + len)
     }
@@ -89,7 +90,7 @@ impl ImageFile for SealedBytes {
         self.file.bytes().forget_cache();
     }
 
-    /// A hole decrypts to anything but zeroes.
+    /// Returns data for the whole file, since a hole does not decrypt to zeroes.
     fn run_at(&self, _offset: u64) -> (bool, u64) {
         (false, u64::MAX)
     }

@@ -1,4 +1,4 @@
-//! One worker's way to what is encrypted.
+//! One worker's channel to an encrypted storage.
 
 use super::away::{Away, Way};
 use super::piece::Piece;
@@ -15,21 +15,21 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Pieces of one worker in flight; more wait their turn.
+/// Maximum number of pieces of one worker in flight; further ones are queued.
 const PIECES: usize = 128;
 
-/// Bytes of the longest; a multiple of all sectors.
+/// Maximum bytes of a piece; a multiple of all sector sizes.
 const MAX_PIECE: u64 = 256 << 10;
 
-/// Bytes of all pieces in flight, beyond which no other begins.
+/// Bytes of all pieces in flight from which on no further piece begins.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// A request in pieces.
+/// The progress of a request that is processed in pieces.
 #[derive(Clone, Copy, Default)]
 struct Parent {
-    /// Bytes of it that are not done.
+    /// Number of bytes that are not done.
     left: u64,
-    /// Of the first piece that failed.
+    /// Error number of the first piece that failed; 0 if none.
     errno: i32,
 }
 
@@ -38,15 +38,15 @@ pub(super) struct SealedChannel {
     place: Place,
     owner: Owner,
     pool: Rc<Pool>,
-    /// By the child's index in the slab.
+    /// Indexed by the child's slot in the slab.
     pieces: Vec<Option<(Piece, Buf)>>,
-    /// Those that helpers have.
+    /// Pieces that helpers are working on.
     away: Away,
     count: usize,
     bytes: u64,
-    /// By the request's index in the slab.
+    /// Indexed by the request's slot in the slab.
     parents: Vec<Parent>,
-    /// Requests of which something has no buffer yet, and from where on.
+    /// Requests with parts that have no buffer yet, and the offset of the first such part.
     waiting: VecDeque<(RequestId, u64)>,
 }
 
@@ -91,7 +91,7 @@ impl SealedChannel {
         self.waiting.push_back((id, range.start));
     }
 
-    /// Begins what there is room for.
+    /// Begins as many pieces as the limits allow.
     fn go_on(&mut self, cx: &mut Cx) {
         while let Some(&(id, from)) = self.waiting.front()
             && self.count < PIECES
@@ -108,7 +108,7 @@ impl SealedChannel {
                 false => self.waiting[0].1 = to,
             }
             if to == from {
-                // Nothing more of what has failed.
+                // The rest of a request that has failed is skipped.
                 self.done(cx, id, end - from, 0);
             } else {
                 self.start(cx, id, from..to);
@@ -153,7 +153,8 @@ impl SealedChannel {
         (request.owner, request.source, request.queue) = (self.owner, source, queue);
         (request.offset, request.at, request.len) = (at, at, len);
         request.error = 0;
-        // Which storage it is, for who passes completions on; counted is the request alone.
+        // The memo tells the outer channel which storage completes the child. Only the request
+        // itself is counted in an epoch.
         request.memo = memo;
         request.memo[EPOCH] = UNCOUNTED;
         request.segments.clear();
@@ -185,7 +186,7 @@ impl SealedChannel {
         self.end(cx, &piece, 0);
     }
 
-    /// A helper has done its part.
+    /// Continues with a piece that a helper has finished.
     fn helped(&mut self, cx: &mut Cx, piece: Piece, buf: Option<Buf>) {
         let Some(buf) = buf else {
             return self.end(cx, &piece, libc::EIO);
@@ -215,7 +216,7 @@ impl SealedChannel {
         }
     }
 
-    /// Everything that was done may lead to more.
+    /// Handles finished pieces and begins new ones, until there is no progress.
     #[inline]
     fn settle(&mut self, cx: &mut Cx) {
         loop {
@@ -233,7 +234,7 @@ impl SealedChannel {
     }
 }
 
-/// All of it is data: what is not written decrypts to anything.
+/// Reports the whole range as data, since unwritten parts decrypt to random bytes.
 fn answer(request: &Request) {
     // SAFETY: the request is in flight until it is completed, after this.
     let mut out = unsafe { Extents::of(&request.segments, request.len) };
@@ -246,7 +247,8 @@ impl Channel for SealedChannel {
         match cx.slab[id].op {
             Op::Read | Op::Write | Op::WriteZeroes => self.begin(cx, id),
             Op::Flush => self.below.submit(cx, id),
-            // As with QEMU: whoever sees the file would see what is in use, and it would read as anything.
+            // As with QEMU: a discard would show in the file which parts are in use, and the
+            // discarded part would read as random bytes.
             Op::Discard => cx.complete(id, 0),
             Op::BlockStatus => {
                 answer(&cx.slab[id]);
@@ -269,7 +271,7 @@ impl Channel for SealedChannel {
         self.settle(cx);
     }
 
-    /// What waits here waits for I/O under way only.
+    /// Drains the storage. Requests that are queued here wait only for I/O in flight.
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         self.below.drain(cx, source);
         self.settle(cx);

@@ -1,4 +1,4 @@
-//! Who may read what is encrypted.
+//! Keys that unlock encrypted images.
 
 use crate::luks::Part;
 use fathom_luks::{Error, Header, Passphrase, VolumeKey};
@@ -8,21 +8,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// See [`Header::fingerprint`].
 pub(in crate::served) type Fingerprint = [u8; 32];
 
-/// One key is derived at a time in a process: it may take 1 GiB of memory.
+/// Serialises key derivation in this process, since each may take 1 GiB of memory.
 static DERIVING: Mutex<()> = Mutex::new(());
 
-/// Headers whose volume keys are remembered.
+/// Maximum number of headers whose volume keys are remembered.
 const MOST_KNOWN: usize = 16;
 
-/// What users have given to unlock images with. Clones share what they know: a key is derived once,
-/// which takes its time, however often the image is opened.
+/// The passphrases given by users.
+///
+/// Clones share the derived keys. So each slow derivation happens once, however often the image
+/// is opened.
 #[derive(Clone, Default)]
 pub struct Keys {
     passphrases: Arc<[Passphrase]>,
     known: Arc<Mutex<Vec<Known>>>,
 }
 
-/// What was derived once.
+/// A derived volume key.
 struct Known {
     of: Fingerprint,
     key: Arc<VolumeKey>,
@@ -36,23 +38,23 @@ impl Keys {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no passphrases.
     pub fn is_empty(&self) -> bool {
         self.passphrases.is_empty()
     }
 
-    /// The first of them, with which what is made for the user is locked.
+    /// Returns the first passphrase, which encrypts images created for the user.
     pub fn first(&self) -> Option<&Passphrase> {
         self.passphrases.first()
     }
 
-    /// The volume key of an image, by the first of these that opens it. May take seconds.
+    /// Returns an image's volume key, by the first passphrase that unlocks it. May take seconds.
     pub(super) fn unlock(&self, header: &Header, bytes: &Part) -> Result<Arc<VolumeKey>, Error> {
         let fingerprint = header.fingerprint();
         if let Some(key) = self.known(&fingerprint) {
             return Ok(key);
         }
-        // (Those who wait may wait for a minute each: as long as a header may have it take.)
+        // (A caller may wait up to a minute for each other one: the limit for one header.)
         let _alone = DERIVING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(key) = self.known(&fingerprint) {
             return Ok(key);
@@ -69,7 +71,8 @@ impl Keys {
         Ok(key)
     }
 
-    /// The first that opens it; else what is worst.
+    /// Derives the volume key by the first matching passphrase; else returns the most serious
+    /// error.
     pub(crate) fn derive(&self, header: &Header, bytes: &Part) -> Result<VolumeKey, Error> {
         let mut problem = Error::WrongKey;
         for passphrase in &*self.passphrases {

@@ -1,9 +1,9 @@
-//! Bytes that lie encrypted in a file: a [`Storage`](super::storage::Storage) as they are, on top of
-//! one as they lie there. A LUKS image is one, and so is where a qcow2 image has its guest data if
-//! that is encrypted.
+//! Encrypted storages: a [`Storage`](super::storage::Storage) of plaintext on top of a storage of
+//! ciphertext. A LUKS image is one, and so is the guest data of an encrypted qcow2 image.
 //!
-//! Each request becomes pieces ([`channel`]), each a child with a buffer of its own: the guest sees no
-//! ciphertext, and what it changes while it is written harms only itself.
+//! Each request is split into pieces ([`channel`]), which are children with buffers of their own.
+//! So the guest never sees ciphertext. A guest that changes a buffer while it is written harms only
+//! itself.
 //!
 //! In an encrypted qcow2 image, only guest data goes through such a storage (`Tables::data`). The
 //! tables are not encrypted, and use the file itself (`Tables::storage`). A new cluster of such an

@@ -1,48 +1,48 @@
-//! Guest data between a request and a piece's buffer.
+//! Copies guest data between a request and a piece's buffer.
 
 use crate::served::io::Buf;
 use crate::served::segments::{fill, gather, part};
 use fathom_core::{Op, Request, RequestId};
 use std::ops::Range;
 
-/// A part of a request, whole sectors with what it needs of their first and last one.
+/// A part of a request, extended to whole sectors.
 pub(super) struct Piece {
     pub(super) parent: RequestId,
-    /// What the request wants of it, from the storage's start on.
+    /// The bytes that the request covers, as offsets from the storage's start.
     pub(super) inner: Range<u64>,
-    /// The sectors.
+    /// The sectors that these bytes touch.
     pub(super) outer: Range<u64>,
 }
 
 impl Piece {
-    /// Bytes of its buffer.
+    /// Returns the bytes of the piece's buffer.
     pub(super) fn len(&self) -> u64 {
         self.outer.end - self.outer.start
     }
 
-    /// Puts what the request writes into the buffer.
+    /// Copies the request's data into the buffer.
     pub(super) fn take(&self, request: &Request, buf: &mut Buf) {
         match request.op {
             Op::WriteZeroes => buf.bytes_mut().fill(0),
             _ => {
                 let segments = part(&request.segments, self.within(request));
-                // SAFETY: the request is in flight, so that its segments are valid; they are as long
-                // as the piece, which is whole sectors.
+                // SAFETY: the request is in flight, so its segments are valid. They are as long as
+                // the piece, which consists of whole sectors.
                 unsafe { gather(&segments, buf.bytes_mut()) };
             }
         }
     }
 
-    /// Hands what was read to the request.
+    /// Copies the data that was read into the request's buffers.
     pub(super) fn give(&self, request: &Request, buf: &Buf) {
         let segments = part(&request.segments, self.within(request));
         let skip = (self.inner.start - self.outer.start) as usize;
         let len = (self.inner.end - self.inner.start) as usize;
-        // SAFETY: the request is in flight, so that its segments are valid, and these are as long.
+        // SAFETY: the request is in flight, so its segments are valid, and these are as long.
         unsafe { fill(&segments, &buf.bytes()[skip..skip + len]) };
     }
 
-    /// Of the request's data.
+    /// Returns the piece's range within the request's data.
     fn within(&self, request: &Request) -> Range<u64> {
         self.inner.start - request.at..self.inner.end - request.at
     }

@@ -1,4 +1,4 @@
-//! Where encrypted bytes lie in their file, and how.
+//! Position and encryption of the encrypted bytes in their file.
 
 use fathom_luks::Sectors;
 use std::ops::Range;
@@ -7,25 +7,25 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(super) struct Place {
     pub(super) sectors: Arc<Sectors>,
-    /// Of the first byte, in the file.
+    /// Offset in the file of the first byte.
     pub(super) start: u64,
-    /// How many there are; none: all up to the file's end.
+    /// Number of bytes; `None`: up to the end of the file.
     pub(super) size: Option<u64>,
 }
 
 impl Place {
-    /// Bytes that are encrypted together.
+    /// Returns the bytes that are encrypted together.
     pub(super) fn sector(&self) -> u64 {
         self.sectors.sector_size().into()
     }
 
-    /// The sectors that a range touches.
+    /// Returns the sectors that a range touches.
     pub(super) fn outer(&self, range: &Range<u64>) -> Range<u64> {
         let sector = self.sector();
         range.start & !(sector - 1)..range.end.next_multiple_of(sector)
     }
 
-    /// Bytes in a file of that length: whole sectors.
+    /// Returns the number of bytes, in whole sectors, in a file of that length.
     pub(super) fn len(&self, file_len: u64) -> u64 {
         let rest = file_len.saturating_sub(self.start);
         let len = self.size.map_or(rest, |size| size.min(rest));

@@ -1,4 +1,4 @@
-//! Storages of what is encrypted.
+//! Encrypted files as storages.
 
 use super::bytes::SealedBytes;
 use super::channel::SealedChannel;
@@ -17,17 +17,20 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The longest zeroing in one request: it is written.
+/// Maximum bytes of a zeroing in one request, since the zeroes are written.
 const MAX_ZEROES: u64 = 16 << 20;
 
-/// Bytes that are as they are in memory, and encrypted where they lie.
+/// A storage of plaintext whose file holds ciphertext.
 pub(in crate::served) struct Sealed {
     bytes: SealedBytes,
     disk: SealedDisk,
 }
 
 impl Sealed {
-    /// `header`: of the image that the file is; none: only data of an image that is in use by itself.
+    /// Creates a storage.
+    ///
+    /// `header` is the fingerprint of a LUKS image. `None`: the storage only holds the guest data
+    /// of an image that activates the file by itself.
     fn new(
         file: Arc<dyn Storage>,
         place: Place,
@@ -75,7 +78,7 @@ impl Storage for Sealed {
     }
 
     fn guard_end(&self, guard: EndGuard) {
-        // (The image's own storage has asked for its file.)
+        // (Otherwise the image's own storage has set a guard for the file.)
         if self.disk.header.is_some() {
             let start = self.disk.place.start;
             let inner = move |at: u64| at.saturating_sub(start);
@@ -146,13 +149,13 @@ impl Disk for SealedDisk {
     }
 }
 
-/// The header of a LUKS image.
+/// Reads the header of a LUKS image.
 fn read(file: &dyn Storage) -> Result<Header, fathom_luks::Error> {
     let file = file.bytes();
     Part::all_of(file, file.len()?).header()
 }
 
-/// Makes of an error one line that says what to do.
+/// Converts an error to one line that says what to do.
 fn told(path: &Path, keys: &Keys) -> impl FnOnce(fathom_luks::Error) -> DiskError {
     let (path, has_none) = (path.to_owned(), keys.is_empty());
     move |error| match error {
@@ -176,7 +179,7 @@ fn unlock(header: &Header, part: &Part, keys: &Keys) -> Result<Place, fathom_luk
     })
 }
 
-/// The bytes that a LUKS image holds.
+/// Opens the storage of the plaintext of a LUKS image.
 pub(in crate::served) fn open_luks(
     file: Arc<dyn Storage>,
     keys: &Keys,
@@ -192,8 +195,10 @@ pub(in crate::served) fn open_luks(
     Ok(Arc::new(Sealed::new(file, place, Some(header), helpers)))
 }
 
-/// The guest data of a qcow2 image, whose encryption header is in `image` and says how it is encrypted, in `data`,
-/// which is the image itself or its external data file: by where it lies in that.
+/// Opens the storage of the plaintext guest data of an encrypted qcow2 image.
+///
+/// The encryption header is in `image`. The data is in `data`, which is the image itself or its
+/// external data file. The encryption depends on the offset in that file.
 pub(in crate::served) fn open_data(
     image: &dyn Storage,
     crypto: CryptoHeader,
@@ -215,7 +220,7 @@ pub(in crate::served) fn open_data(
     Ok((Arc::new(Sealed::new(data, place, None, helpers)), header))
 }
 
-/// Of the header that says how such data is encrypted.
+/// Returns the fingerprint of the header that describes the encryption of such data.
 pub(in crate::served) fn fingerprint(
     image: &dyn Storage,
     crypto: CryptoHeader,

@@ -1,4 +1,4 @@
-//! The refcounts of an image that is written to grow as [`Extent::grown`] says.
+//! Tests that refcounts of a written image grow as [`Extent::grown`] computes it.
 
 use super::*;
 use crate::qcow2::refcount::Extent;
@@ -49,7 +49,7 @@ fn geometry() -> impl Strategy<Value = Geometry> {
     })
 }
 
-/// A new image, with L1 tables of different lengths.
+/// Returns a new image, with an L1 table of this length.
 fn start(g: &Geometry, table_clusters: u64, l1_clusters: u64) -> Extent {
     let mut blocks = 1;
     loop {
