@@ -180,8 +180,7 @@ impl Header {
         )))
     }
 
-    /// Clears the autoclear bits, as required before the first write; true if that changes the
-    /// header.
+    /// Clears the autoclear bits before the first write; true if that changes the header.
     pub fn prepare_for_writing(&mut self) -> bool {
         std::mem::take(&mut self.autoclear_features) != 0
     }

@@ -18,8 +18,7 @@ impl ImageDisk {
         look(file.bytes()).map_err(told(file.path()))
     }
 
-    /// Calls `work` with the top image's file, under the locks that the disk takes when it is in
-    /// use.
+    /// Calls `work` with the top image's file, under the same locks as when the disk is in use.
     ///
     /// `work` changes the file as `offline` does, and the next activation sees its changes. Fails
     /// if the disk is in use or read-only.

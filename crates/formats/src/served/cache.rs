@@ -86,8 +86,7 @@ impl Cache {
         Pinned(slice)
     }
 
-    /// Evicts the next slice in order, unless it is pinned, dirty, or used since the last call for
-    /// it.
+    /// Evicts the next slice in order, unless it is pinned, dirty, or was used meanwhile.
     fn ask_next(&mut self) {
         let Some(number) = self.order.pop_front() else {
             return;

@@ -194,8 +194,7 @@ impl Active {
 }
 
 impl Tables {
-    /// Returns the bytes that are compressed together; `None` if the image cannot store such
-    /// clusters.
+    /// Returns the bytes that are compressed together; `None` if the image has no such clusters.
     pub(super) fn compress_unit(&self) -> Option<u64> {
         let is_qcow2 = matches!(self.layout, Layout::Qcow2(_));
         (is_qcow2 && !self.has_data_file && !self.is_sealed).then(|| self.layout.cluster_size())

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 /// A problem of an image that a check can repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImageProblem {
-    /// The image was not closed after it was written to: clusters may be allocated that nothing
-    /// uses.
+    /// The image was not closed after a write: clusters may be allocated that nothing uses.
     Leaks,
     /// The image is marked as corrupt, or damage was found in it.
     Damage,

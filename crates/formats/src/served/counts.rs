@@ -11,8 +11,8 @@ pub struct ImageCounts {
 }
 
 impl ImageCounts {
-    /// Returns the number of table parts of 4 KiB that were read, including those of backing
-    /// images.
+    /// Returns the number of table slices that were read, also of backing images: 4 KiB at most
+    /// each.
     pub fn table_reads(&self) -> u64 {
         self.table_reads.load(Relaxed)
     }

@@ -194,8 +194,7 @@ impl ImageDisk {
         storages.flat_map(|storage| storage.identities()).collect()
     }
 
-    /// Returns the files of the image at depth `from`, which has depth 0 here, and of those below
-    /// it.
+    /// Returns the files of the images from depth `from` on, which counts as depth 0 in the result.
     pub fn used_files(&self, from: usize) -> Vec<UsedFile> {
         let links = self.chain.links();
         let of_one = |(depth, link): (usize, &Link)| {

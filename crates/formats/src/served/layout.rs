@@ -1,5 +1,4 @@
-//! What qcow2 and QED have in common: two levels of tables that map guest clusters to host
-//! clusters.
+//! What qcow2 and QED have in common: two levels of tables that map guest to host clusters.
 
 use crate::qcow2::{self, Cluster, L1Entry, L2Entry, MAX_HOST_OFFSET};
 use crate::qed;

@@ -1,5 +1,7 @@
-//! Locks on ranges of numbers that tasks hold across I/O: guest clusters that are being allocated,
-//! tables that are being created or read.
+//! Locks on ranges of numbers, which tasks hold across I/O.
+//!
+//! The numbers are those of guest clusters that are being allocated, or of tables that are being
+//! created or read.
 //!
 //! Locks are granted in the order of the requests, whichever worker runs the task. Otherwise a
 //! worker whose tasks wait for each other would take a lock again before any other worker has woken

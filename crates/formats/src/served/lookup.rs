@@ -1,5 +1,4 @@
-//! Maps a request to its place, if that needs no I/O: the code that each worker runs for each
-//! request.
+//! Maps a request to its place, if that needs no I/O. Each worker runs this for each request.
 
 use super::active::{Active, Layer};
 use super::io::StorageId;

@@ -17,8 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum bytes of a discard or zeroing in one request; these mostly change entries, which is
-/// fast.
+/// Maximum bytes of a discard or zeroing in one request, which mostly changes entries.
 const MAX_RANGE: u64 = 1 << 30;
 
 /// Granularity in bytes to which a file may grow when whole blocks of its device are written.
@@ -179,8 +178,7 @@ impl Chain {
         self.storages[0].path()
     }
 
-    /// Returns the paths of all files as the images name them, relative to the image that names
-    /// them.
+    /// Returns the paths of all files as the images name them.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         let mut paths: Vec<_> = self.storages.iter().map(|s| s.path().to_owned()).collect();
         let mut set = |image: StorageId, file: StorageId, name: Option<&[u8]>| {

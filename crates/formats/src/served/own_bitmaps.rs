@@ -79,8 +79,7 @@ impl ImageDisk {
         Ok(others)
     }
 
-    /// Deactivates the disk and stores these bitmaps in the image, next to those that were not
-    /// taken.
+    /// Deactivates the disk and stores these bitmaps in the image, with those that were not taken.
     ///
     /// Returns the names of the bitmaps that were stored, even if another step has failed.
     pub fn deactivate_with(

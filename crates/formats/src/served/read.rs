@@ -1,5 +1,4 @@
-//! Reads that take several steps: tables that must be read first, several places, compressed
-//! clusters.
+//! Reads that take several steps: for missing tables, several places, or compressed clusters.
 
 use super::active::{Active, Layer, Place};
 use super::io::{Buf, Errno, Io, Payload};

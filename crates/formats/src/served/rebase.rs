@@ -41,7 +41,7 @@ impl ImageDisk {
         }
     }
 
-    /// Fails if the chain has changed since it was opened, or an image of these depths has
+    /// Fails if the chain has changed since it was opened, or images of these depths have
     /// snapshots.
     ///
     /// Internal snapshots need the backing images, too.
@@ -60,7 +60,7 @@ impl ImageDisk {
         }
     }
 
-    /// Fails if `name` in the image at `above` would mean a file that has replaced an image of this
+    /// Fails if `name` in the image at `above` means a file that has replaced an image of the
     /// chain.
     fn check_named(&self, above: &Path, name: &[u8]) -> Result<(), DiskError> {
         let Ok(named) = resolve(above, name) else {

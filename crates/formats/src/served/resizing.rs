@@ -1,5 +1,4 @@
-//! Resizes an image's disk: the checks, and the steps before and after a worker does the rest
-//! ([`super::resize`]).
+//! Resizes an image's disk: checks, and the steps before and after [`super::resize`].
 
 use super::disk::ImageDisk;
 use super::io::Errno;

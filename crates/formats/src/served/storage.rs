@@ -23,8 +23,7 @@ pub trait Storage: Send + Sync {
     fn disk(&self) -> &dyn Disk;
     /// Returns the path of the file, as the user knows it.
     fn path(&self) -> &Path;
-    /// Returns the device and inode, which are equal for two storages exactly if they are the same
-    /// file.
+    /// Returns the device and inode, which two storages share exactly if they are the same file.
     fn identity(&self) -> (u64, u64);
     /// Returns the identity of the file for as long as it is open.
     fn file_id(&self) -> FileId {

@@ -1,5 +1,4 @@
-//! The tables of one qcow2 or QED image in use, as far as they are in memory, shared by all
-//! workers.
+//! The tables of one qcow2 or QED image in use, shared by all workers.
 //!
 //! Looking an entry up takes no lock once a worker has the slice of the entry. Everything else is
 //! behind one mutex that is never held across I/O.

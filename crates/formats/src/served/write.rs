@@ -467,8 +467,7 @@ impl Tables {
         slice.ok_or(libc::EIO)
     }
 
-    /// Creates the L2 table of an L1 entry, or copies a shared one, so that the entry owns its
-    /// table.
+    /// Makes an L1 entry own its L2 table: creates the table, or copies a shared one.
     async fn make_table(&self, io: &impl Io, index: usize) -> Result<(), Errno> {
         let exclusive = |entry: u64| entry != 0 && self.layout.table_is_exclusive(entry);
         if exclusive(self.l1.entry(index).load(Ordering::Acquire)) {

@@ -1,5 +1,6 @@
-//! Writes metadata to the disk, in an order in which a power cut at any instant leaves a sound
-//! image:
+//! Writes metadata to the disk in an order that survives power cuts.
+//!
+//! A power cut at any instant leaves a sound image:
 //!
 //! 1. refcounts, then a barrier, which also covers guest data and new, empty tables; a moved
 //!    refcount table costs barriers of its own;

@@ -1,5 +1,4 @@
-//! Space for compressed clusters, several of which share a host cluster: its refcount is their
-//! number.
+//! Space for compressed clusters. Several share a host cluster, whose refcount is their number.
 
 use super::{Allocator, Refcounts, Space};
 use crate::HostOffset;

@@ -52,8 +52,7 @@ pub(in crate::served) struct Refcounts {
     pub(super) returned: Runs,
     /// The first free byte of a cluster of compressed data that has room left.
     pub(super) open: Option<HostOffset>,
-    /// Epochs in which clusters were freed, and the clusters, which requests in flight may still
-    /// use.
+    /// Freed clusters that requests in flight may still use, each with the epoch of its release.
     freed: VecDeque<(u64, Range<u64>)>,
     /// Free clusters that wait for their discard. They cannot be taken yet.
     to_discard: VecDeque<Range<u64>>,
@@ -264,8 +263,7 @@ impl Refcounts {
         Ok(count == 1)
     }
 
-    /// Notes freed clusters, of refcount 0, which can be reused once no request in flight uses
-    /// them.
+    /// Notes clusters of refcount 0. They can be reused once no request in flight uses them.
     pub(super) fn freed(&mut self, clusters: Runs) {
         let now = self.epochs.now();
         self.freed

@@ -50,7 +50,7 @@ impl ImageFile for SealedBytes {
         Ok(())
     }
 
-    /// Reads partial sectors before it writes them; concurrent writes to one sector are not
+    /// Reads partial sectors before it writes them. Concurrent writes to one sector are not
     /// supported.
     fn write_at(&self, buf: &[u8], at: u64) -> io::Result<()> {
         for range in steps(at, buf.len()) {

@@ -71,8 +71,8 @@ impl Keys {
         Ok(key)
     }
 
-    /// Derives the volume key by the first matching passphrase; else returns the most serious
-    /// error.
+    /// Derives the volume key by the first matching passphrase. Else returns the last error other
+    /// than `WrongKey`, if any.
     pub(crate) fn derive(&self, header: &Header, bytes: &Part) -> Result<VolumeKey, Error> {
         let mut problem = Error::WrongKey;
         for passphrase in &*self.passphrases {
