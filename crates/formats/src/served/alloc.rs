@@ -146,7 +146,8 @@ impl Tables {
         {
             return;
         }
-        // Nobody writes beyond `len` before this is done.
+        // A task that has allocated clusters beyond `len` waits for this lock before it writes
+        // there. (New refcount blocks are written without this lock.)
         let len = end.0 + (len / 4).clamp(AHEAD.start, AHEAD.end);
         let len = len.next_multiple_of(EXTENSION as u64);
         let block = Buf::new(EXTENSION);
