@@ -1,11 +1,11 @@
-//! Images of other programs in their files.
+//! Access to files of foreign image formats: VMDK, VHDX, VDI and VHD.
 
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 use fathom_foreign::{Bytes, Description, Kind, Start};
 use std::io;
 
-/// A file of such an image.
+/// A file of a foreign image, as a source of bytes for [`fathom_foreign`].
 pub(crate) struct Part<'a>(pub(crate) &'a dyn ImageFile);
 
 impl Bytes for Part<'_> {
@@ -22,7 +22,7 @@ impl Bytes for Part<'_> {
     }
 }
 
-/// Of an image that is in one file.
+/// Describes an image that consists of one file.
 pub(crate) fn describe(file: &dyn ImageFile, kind: Kind) -> Result<Description> {
     let start = Start::read(kind, &Part(file)).map_err(refused)?;
     match start.names() {
@@ -34,7 +34,7 @@ pub(crate) fn describe(file: &dyn ImageFile, kind: Kind) -> Result<Description> 
     }
 }
 
-/// Likewise, with the files that it names.
+/// Describes an image that consists of `file` and the files `parts`, which `file` names.
 pub(crate) fn describe_with(
     start: &Start,
     file: &dyn ImageFile,
@@ -44,7 +44,7 @@ pub(crate) fn describe_with(
     Ok(image.describe().clone())
 }
 
-/// Of an image that cannot be read.
+/// Converts an error of [`fathom_foreign`] to this crate's [`Error`].
 pub(crate) fn refused(error: fathom_foreign::Error) -> Error {
     match error {
         fathom_foreign::Error::Not(kind) => Error::NotThisFormat {

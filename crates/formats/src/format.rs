@@ -1,4 +1,4 @@
-//! The formats that images can have.
+//! Image formats.
 
 use crate::{Error, Result};
 use fathom_files::{ImageFile, magic};
@@ -6,23 +6,23 @@ use fathom_foreign::{Kind, VhdSize};
 use fathom_units::unknown_name;
 use std::fmt;
 
-/// The formats there are.
+/// An image format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// The file's bytes are the disk's.
+    /// A raw image: the file's bytes are the disk's bytes.
     Raw,
-    /// See [`crate::qcow2`].
+    /// A qcow2 image. See [`crate::qcow2`].
     Qcow2,
-    /// See [`crate::qed`].
+    /// A QED image. See [`crate::qed`].
     Qed,
-    /// A raw disk, encrypted, behind its header.
+    /// A LUKS image: a header, followed by an encrypted raw disk.
     Luks,
-    /// Another program's, which is only read.
+    /// A foreign format, which is read-only.
     Foreign(Kind),
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Format; 8] = [
         Format::Raw,
         Format::Qcow2,
@@ -34,7 +34,7 @@ impl Format {
         Format::Foreign(Kind::Vhd),
     ];
 
-    /// Its name on the command line and in images.
+    /// The format's name on the command line and in images.
     pub fn name(self) -> &'static str {
         match self {
             Format::Raw => "raw",
@@ -45,7 +45,8 @@ impl Format {
         }
     }
 
-    /// Whether its tables say where the disk's bytes are.
+    /// Whether the format has tables that map disk offsets to file offsets, and Fathom can read
+    /// them.
     pub fn has_tables(self) -> bool {
         match self {
             Format::Raw | Format::Luks | Format::Foreign(_) => false,
@@ -53,12 +54,12 @@ impl Format {
         }
     }
 
-    /// Images of it are not made or written to here.
+    /// Whether Fathom can only read the format.
     pub fn is_only_read(self) -> bool {
         matches!(self, Format::Foreign(_))
     }
 
-    /// The format of that name.
+    /// Returns the format with that name.
     pub fn from_name(name: &str) -> Result<Format> {
         let found = Format::ALL.into_iter().find(|f| f.name() == name);
         found.ok_or_else(|| {
@@ -69,7 +70,7 @@ impl Format {
         })
     }
 
-    /// VHD images whose size is the one that QEMU's option `force_size_calc` names.
+    /// Returns the VHD format with the disk size that QEMU's option `force_size_calc` selects.
     pub fn vhd_sized(size: &str) -> Result<Format> {
         let size = match size {
             "current_size" => VhdSize::Current,
@@ -83,9 +84,9 @@ impl Format {
         Ok(Format::Foreign(Kind::VhdSized(size)))
     }
 
-    /// The format that an image's first bytes look like, as `qemu-img` finds it. Only for tools: a
-    /// guest writes the first bytes of its raw disk as it likes, so these bytes must never choose the
-    /// format in which a disk is served. Fails for a known format that is not supported.
+    /// Detects the format from an image's first bytes, as `qemu-img` does. Only tools may use this
+    /// function. A guest can write any first bytes to its raw disk, so these bytes must never
+    /// choose the format in which a disk is served. Fails for a known format that is not supported.
     pub fn probe(file: &dyn ImageFile) -> Result<Format> {
         let mut start = [0; magic::START];
         file.read_at(&mut start, 0)

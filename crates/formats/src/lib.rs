@@ -1,14 +1,12 @@
-//! Where a guest's byte lives: the image formats qcow2 and QED, served, and
-//! worked on offline.
+//! Image formats: qcow2 and QED, served to guests and edited offline.
 //!
-//! [`qcow2`] and [`qed`] are the formats' structures: parsing and encoding of
-//! bytes, with every field checked, and no I/O. [`served`] is an image as a
-//! running disk. [`offline`] is what `fathom img create | info | check` does with
-//! images that nobody uses, by way of [`ImageFile`](fathom_files::ImageFile).
+//! [`qcow2`] and [`qed`] parse and encode the formats' structures. They validate every field and do
+//! no I/O. [`served`] serves an image as a disk of a running guest. [`offline`] implements `fathom
+//! img create | info | check` for images that are not in use, on an
+//! [`ImageFile`](fathom_files::ImageFile).
 //!
-//! Images come from strangers. Whatever is read from one is bounded before
-//! anything is allocated or repeated for its sake, and each refusal is one
-//! line ([`Error`]).
+//! Images are untrusted. Sizes and counts read from an image are bounded before they cause an
+//! allocation or a loop. Each [`Error`] is one line.
 
 mod error;
 mod foreign;

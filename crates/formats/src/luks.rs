@@ -1,4 +1,4 @@
-//! Where LUKS headers lie in files.
+//! The places of LUKS headers in files.
 
 use crate::Error;
 use crate::qcow2::CryptoHeader;
@@ -6,7 +6,7 @@ use fathom_files::ImageFile;
 use fathom_luks::{Bytes, Header};
 use std::io;
 
-/// A part of a file: a header with its key slots, and whatever is behind that.
+/// A part of a file that holds a LUKS header, its key slots and possibly data.
 pub(crate) struct Part<'a> {
     pub(crate) file: &'a dyn ImageFile,
     pub(crate) start: u64,
@@ -14,7 +14,7 @@ pub(crate) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// A whole file of that length.
+    /// Returns the first `len` bytes of a file.
     pub(crate) fn all_of(file: &'a dyn ImageFile, len: u64) -> Part<'a> {
         Part {
             file,
@@ -23,7 +23,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Where a qcow2 image has its encryption header.
+    /// Returns the part of a qcow2 image that holds the encryption header.
     pub(crate) fn within(file: &'a dyn ImageFile, crypto: CryptoHeader) -> Part<'a> {
         Part {
             file,
@@ -50,7 +50,7 @@ impl Bytes for Part<'_> {
     }
 }
 
-/// That of a qcow2 image, which has version 1 only.
+/// Reads the LUKS header of a qcow2 image, which must have version 1.
 pub(crate) fn qcow2_header(part: &Part) -> Result<Header, fathom_luks::Error> {
     let header = part.header()?;
     match header.version() {
@@ -63,7 +63,7 @@ pub(crate) fn qcow2_header(part: &Part) -> Result<Header, fathom_luks::Error> {
     }
 }
 
-/// Of a header that cannot be used.
+/// Converts an error of [`fathom_luks`] to this crate's [`Error`].
 pub(crate) fn refused(error: fathom_luks::Error) -> Error {
     match error {
         fathom_luks::Error::NotLuks => Error::NotThisFormat { format: "luks" },

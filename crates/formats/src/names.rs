@@ -1,13 +1,13 @@
-//! Names of files in images.
+//! Names of other files in images.
 
 use crate::{Error, Result};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The file that an image's name for another one means: a path, absolute or
-/// relative to the image's directory. QEMU reads more into a name (`json:`
-/// and protocols such as `nbd:`); such names are refused, except `file:`.
+/// Returns the path that an image's name for another file means, absolute or relative to the
+/// image's directory. QEMU also accepts `json:` and protocols such as `nbd:`. This function refuses
+/// such names, except `file:`.
 pub fn file_name_of(name: &[u8]) -> Result<&Path> {
     let head = name.split(|b| *b == b'/').next().unwrap_or_default();
     let protocol = head.iter().position(|b| *b == b':').map(|at| &head[..at]);
@@ -29,7 +29,8 @@ pub fn file_name_of(name: &[u8]) -> Result<&Path> {
     Ok(Path::new(OsStr::from_bytes(path)))
 }
 
-/// Text from an image, such as a name, for people: nothing in it plays with the terminal.
+/// Makes text from an image printable: control characters are escaped, so that the text cannot send
+/// escape sequences to the terminal.
 pub fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -41,7 +42,7 @@ pub fn shown(text: &str) -> String {
     shown
 }
 
-/// `name` as seen from the directory that `image` is in.
+/// Resolves `name` relative to the directory of `image`.
 pub fn resolve(image: &Path, name: &[u8]) -> Result<PathBuf> {
     let path = file_name_of(name)?;
     let dir = image.parent().unwrap_or_else(|| Path::new(""));

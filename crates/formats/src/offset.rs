@@ -1,6 +1,5 @@
-//! Offsets in the guest's disk, and in the file that an image is in. To take one for the other is
-//! to write to the wrong place, so they are two types. Lengths, counts and numbers of clusters are
-//! plain numbers.
+//! Offsets in the guest's disk and in an image's file. They are two types, because confusing them
+//! would write to the wrong place. Lengths, counts and cluster numbers are plain integers.
 //!
 //! ```
 //! use fathom_formats::{GuestOffset, HostOffset};
@@ -8,7 +7,7 @@
 //! assert_eq!(host + guest.within(0x10000), HostOffset(0x70200));
 //! ```
 //!
-//! One is not the other:
+//! The two types cannot be mixed:
 //!
 //! ```compile_fail
 //! use fathom_formats::{GuestOffset, HostOffset};
@@ -19,16 +18,17 @@
 use std::fmt;
 use std::ops::{Add, AddAssign, Range, Sub};
 
-/// A byte of the guest's disk.
+/// Offset of a byte in the guest's disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestOffset(pub u64);
 
-/// A byte of a file: an image's own, or its external data file.
+/// Offset of a byte in a file: the image or its external data file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostOffset(pub u64);
 
 impl GuestOffset {
-    /// Where it is in an external data file or a raw one: where the guest sees it.
+    /// Returns the same offset in an external data file or raw image, which stores each byte at the
+    /// guest's offset.
     #[inline]
     pub const fn in_data_file(self) -> HostOffset {
         HostOffset(self.0)
@@ -38,13 +38,13 @@ impl GuestOffset {
 macro_rules! arithmetic {
     ($offset:ident) => {
         impl $offset {
-            /// The first byte of a cluster, by its number.
+            /// Returns the offset of a cluster's first byte.
             #[inline]
             pub const fn of_cluster(number: u64, cluster_bits: u32) -> $offset {
                 $offset(number << cluster_bits)
             }
 
-            /// So many bytes further; none: nothing can be there.
+            /// Adds `len` bytes, or returns `None` on overflow.
             #[inline]
             pub const fn checked_add(self, len: u64) -> Option<$offset> {
                 match self.0.checked_add(len) {
@@ -53,32 +53,32 @@ macro_rules! arithmetic {
                 }
             }
 
-            /// The number of the cluster that it is in.
+            /// Returns the number of the cluster that contains the offset.
             #[inline]
             pub const fn cluster(self, cluster_bits: u32) -> u64 {
                 self.0 >> cluster_bits
             }
 
-            /// The numbers of those that `len` bytes from here on touch.
+            /// Returns the numbers of the clusters that `len` bytes from this offset touch.
             #[inline]
             pub const fn clusters(self, len: u64, cluster_bits: u32) -> Range<u64> {
                 self.cluster(cluster_bits)..(self.0 + len).div_ceil(1 << cluster_bits)
             }
 
-            /// The last multiple of `unit`, a power of two, up to here.
+            /// Rounds the offset down to a multiple of `unit`, a power of two.
             #[inline]
             pub const fn down_to(self, unit: u64) -> $offset {
                 debug_assert!(unit.is_power_of_two());
                 $offset(self.0 & !(unit - 1))
             }
 
-            /// The first multiple of `unit` from here on.
+            /// Rounds the offset up to a multiple of `unit`.
             #[inline]
             pub const fn up_to(self, unit: u64) -> $offset {
                 $offset(self.0.next_multiple_of(unit))
             }
 
-            /// Bytes since the last multiple of `unit`, a power of two.
+            /// Returns the distance in bytes from the previous multiple of `unit`, a power of two.
             #[inline]
             pub const fn within(self, unit: u64) -> u64 {
                 debug_assert!(unit.is_power_of_two());
@@ -102,7 +102,7 @@ macro_rules! arithmetic {
             }
         }
 
-        /// The bytes between the two.
+        /// Returns the distance between two offsets in bytes.
         impl Sub for $offset {
             type Output = u64;
 
@@ -112,7 +112,7 @@ macro_rules! arithmetic {
             }
         }
 
-        /// As it is said to people.
+        /// Formats the offset as in error messages.
         impl fmt::LowerHex for $offset {
             fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 fmt::LowerHex::fmt(&self.0, f)

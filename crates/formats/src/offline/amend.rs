@@ -1,6 +1,6 @@
-//! `fathom img amend`: what a qcow2 image's header says of the format.
+//! `fathom img amend`: changes format options in a qcow2 image's header.
 //!
-//! All of it is one [`Editor::commit`]: see there for what a power cut leaves.
+//! All changes are one [`Editor::commit`], which describes the result of a power cut.
 
 use super::edit::{Editor, Mapping};
 use super::info::read_snapshots;
@@ -13,20 +13,20 @@ use crate::{Error, Result};
 use fathom_files::ImageFile;
 use std::collections::HashSet;
 
-/// What is to be another; all else stays.
+/// The options to change. `None` leaves an option unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Changes {
-    /// 2 or 3.
+    /// Version of the format: 2 or 3.
     pub version: Option<u32>,
     pub lazy_refcounts: Option<bool>,
-    /// A power of two, 64 at most.
+    /// Width of refcounts in bits: a power of two, at most 64.
     pub refcount_bits: Option<u64>,
 }
 
-/// Widths of refcounts that version 2 has: 2^4 bits.
+/// log2 of the refcount width in bits that version 2 has: 16 bits.
 const ORDER_V2: u32 = 4;
 
-/// Changes the image in `file`, or nothing. What it does not say of its disk stays as it is.
+/// Changes all options of the image in `file`, or none of them. The disk's contents do not change.
 pub fn amend(file: &dyn ImageFile, changes: &Changes) -> Result<()> {
     let mut editor = Editor::open(file)?;
     let old = editor.header().version;
@@ -70,7 +70,7 @@ fn set_refcount_bits(editor: &mut Editor<'_>, bits: u64, version: u32) -> Result
     editor.set_refcount_order(order)
 }
 
-/// To version 3.
+/// Upgrades the image to version 3.
 fn upgrade(editor: &mut Editor<'_>) -> Result<()> {
     let mut snapshots = read_snapshots(editor.file(), editor.header())?;
     let short = |extra: &[u8]| extra.len() < LEAST_EXTRA_V3;
@@ -89,7 +89,7 @@ fn upgrade(editor: &mut Editor<'_>) -> Result<()> {
     Ok(())
 }
 
-/// To version 2, which can say less.
+/// Downgrades the image to version 2. Fails if the image uses features that only version 3 has.
 fn downgrade(editor: &mut Editor<'_>) -> Result<()> {
     if let Some(problem) = what_only_v3_says(editor)? {
         return Err(Error::Unsupported(problem));
@@ -102,7 +102,7 @@ fn downgrade(editor: &mut Editor<'_>) -> Result<()> {
     Ok(())
 }
 
-/// In its header, its snapshots and its tables.
+/// Describes the first feature in the image's header, snapshots or tables that version 2 lacks.
 fn what_only_v3_says(editor: &Editor<'_>) -> Result<Option<String>> {
     let header = editor.header();
     let of_header = if header.incompatible != 0 {

@@ -1,5 +1,5 @@
-//! What `fathom img rebase` and `fathom img commit` change of an image's structures: which backing
-//! file it has, and that it has nothing of its own.
+//! Changes that `fathom img rebase` and `fathom img commit` make to an image's structures: the name
+//! of the backing file, and removal of all data.
 
 use super::Image;
 use super::edit::{Editor, Mapping, header_switch};
@@ -7,15 +7,15 @@ use crate::qcow2::{self, Extension};
 use crate::{Error, Format, Result, qed};
 use fathom_files::ImageFile;
 
-/// A backing file, as it is to be written in an image.
+/// The name and format of a new backing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewBacking<'a> {
     pub name: &'a [u8],
     pub format: Format,
 }
 
-/// Gives the image in `file` another backing file, or none. One sector that is written last
-/// switches to it: a power cut leaves the old name or the new one.
+/// Sets or removes the backing file of the image in `file`. The last write replaces one sector of
+/// the header, so after a power cut the image has the old name or the new one.
 pub fn set_backing(
     file: &dyn ImageFile,
     format: Format,
@@ -29,7 +29,7 @@ pub fn set_backing(
     }
 }
 
-/// Likewise, of an image that is in use by this process: nothing else of it changes.
+/// Sets or removes the backing file of an image that this process is using. Changes nothing else.
 pub(crate) fn set_backing_in_use(
     file: &dyn ImageFile,
     format: Format,
@@ -45,7 +45,7 @@ pub(crate) fn set_backing_in_use(
     }
 }
 
-/// Whether that could be done.
+/// Checks whether [`set_backing_in_use`] could store `backing`.
 pub(crate) fn check_backing_in_use(
     file: &dyn ImageFile,
     format: Format,
@@ -117,7 +117,8 @@ fn set_qed(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> 
     file.sync().map_err(failed)
 }
 
-/// A place for a name in the header's clusters, of 4 KiB at least, where the old name is not.
+/// Finds a place for a name of `len` bytes in the header's clusters, which have at least 4 KiB. The
+/// place does not overlap the old name.
 fn free_place(header: &qed::Header, old: Option<(u64, usize)>, len: usize) -> Result<u64> {
     let is_free = |at: &u64| {
         let end = at + len as u64;
@@ -129,8 +130,9 @@ fn free_place(header: &qed::Header, old: Option<(u64, usize)>, len: usize) -> Re
     place.ok_or_else(|| Error::unsupported("its header has no space for another name"))
 }
 
-/// Forgets all data of the image in `file`, which then reads as its backing file does. A power cut
-/// leaves it as it was, or empty. False: the format knows no way back.
+/// Removes all data from the image in `file`, which then reads as its backing file. After a power
+/// cut, the image is unchanged or empty. Returns false, without any change, if the format does not
+/// support this.
 pub fn make_empty(file: &dyn ImageFile, format: Format) -> Result<bool> {
     if format != Format::Qcow2 {
         return Ok(false);

@@ -1,7 +1,7 @@
-//! `fathom img amend`: which keys unlock an encrypted image.
+//! `fathom img amend`: changes the keys that unlock an encrypted image.
 //!
-//! Its data stays as it is: what is encrypted by the volume key, of which each slot has a copy. A power cut leaves the
-//! keys from before or those from after.
+//! The data does not change: it is encrypted by the volume key, of which each key slot holds a
+//! copy. After a power cut, the image has the old keys or the new keys.
 
 use super::Image;
 use crate::luks::{Part, refused};
@@ -10,21 +10,21 @@ use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 use fathom_luks::{Change, Effort, Header, Passphrase, SlotDescription};
 
-/// A key slot that is to be empty.
+/// Selects the key slots to erase.
 #[derive(Debug)]
 pub enum Slot {
-    /// The one that this opens.
+    /// All slots that this passphrase unlocks.
     Of(Passphrase),
     Number(u32),
 }
 
-/// Who can unlock an image, and how that is changed.
+/// The key slots of an encrypted image, for changes.
 pub struct KeySlots<'a> {
     part: Part<'a>,
 }
 
 impl<'a> KeySlots<'a> {
-    /// Of the image in `file`, which nobody uses.
+    /// Opens the key slots of the image in `file`, which must not be in use.
     pub fn of(file: &'a dyn ImageFile, format: Format) -> Result<KeySlots<'a>> {
         let part = match Image::read(file, format)? {
             Image::Luks(header, _) => Part::all_of(file, header.payload().offset),
@@ -40,7 +40,8 @@ impl<'a> KeySlots<'a> {
         Ok(KeySlots { part })
     }
 
-    /// Has one more key unlock it, in a free slot, by one that does already. Takes seconds. Returns the slot's number.
+    /// Adds the passphrase `new` in a free slot. `by` is a key that unlocks the image. Takes
+    /// seconds. Returns the slot's number.
     pub fn add(&self, by: &Keys, new: &Passphrase, effort: &Effort) -> Result<u32> {
         let header = self.header()?;
         let key = by.derive(&header, &self.part).map_err(refused)?;
@@ -49,7 +50,7 @@ impl<'a> KeySlots<'a> {
         Ok(added.slot)
     }
 
-    /// Empties a slot, or all that a key opens; but some key stays. Returns their numbers.
+    /// Erases the selected slots, but never the last key. Returns the slots' numbers.
     pub fn remove(&self, slot: &Slot) -> Result<Vec<u32>> {
         let header = self.header()?;
         let numbers = match slot {
@@ -63,7 +64,8 @@ impl<'a> KeySlots<'a> {
         Ok(numbers)
     }
 
-    /// There may be several of them; refused if no others are left, before the first is emptied.
+    /// Returns the numbers of all slots that `passphrase` unlocks. Fails before anything is erased
+    /// if no other active slot would be left.
     fn opened_by(&self, header: &Header, passphrase: &Passphrase) -> Result<Vec<u32>> {
         let mut numbers = Vec::new();
         let slots = header.describe().slots;

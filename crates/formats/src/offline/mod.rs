@@ -1,6 +1,6 @@
-//! The offline tools: what `fathom img create | info | check` does.
+//! Offline tools: the implementation of `fathom img`.
 //!
-//! Each works on an [`ImageFile`] that the caller has opened, and locked.
+//! Each tool works on an [`ImageFile`] that the caller has opened and locked.
 
 pub mod amend;
 pub mod backing;

@@ -1,4 +1,4 @@
-//! Reading an image's header.
+//! Reads image headers.
 
 use super::SnapshotName;
 use super::info::read_snapshots;
@@ -7,28 +7,28 @@ use crate::luks::{Part, refused};
 use crate::{Error, Format, Result, qcow2, qed};
 use fathom_files::{ImageFile, read_up_to};
 
-/// An image by its header.
+/// An image's header.
 #[derive(Clone, Debug)]
 pub enum Image {
-    /// No header at all; the disk's size in bytes.
+    /// A raw image, which has no header; the disk's size in bytes.
     Raw { size: u64 },
-    /// Boxed for its size.
+    /// A qcow2 image. Boxed because the header is large.
     Qcow2(Box<qcow2::Header>),
-    /// With the backing file's name.
+    /// A QED image, with the name of its backing file.
     Qed(qed::Header, Option<Vec<u8>>),
-    /// With the disk's size in bytes.
+    /// A LUKS image, with the disk's size in bytes.
     Luks(Box<fathom_luks::Header>, u64),
-    /// What it says of itself.
+    /// A foreign image, with its description.
     Foreign(Box<fathom_foreign::Description>),
 }
 
 impl Image {
-    /// Whether there can be bitmaps in it.
+    /// Whether the image can have bitmaps.
     pub fn can_have_bitmaps(&self) -> bool {
         matches!(self, Image::Qcow2(header) if header.version >= 3)
     }
 
-    /// Reads the header of an image of this format.
+    /// Reads the header of an image in this format.
     pub fn read(file: &dyn ImageFile, format: Format) -> Result<Image> {
         match format {
             Format::Raw => Ok(Image::Raw {
@@ -44,7 +44,7 @@ impl Image {
         }
     }
 
-    /// The image as it was when this internal snapshot was taken.
+    /// Returns the header of the image as it was when this internal snapshot was taken.
     pub fn at_snapshot(self, file: &dyn ImageFile, name: &SnapshotName) -> Result<Image> {
         let Image::Qcow2(mut header) = self else {
             let format = self.format();
@@ -61,7 +61,7 @@ impl Image {
         Ok(Image::Qcow2(header))
     }
 
-    /// Its format.
+    /// The image's format.
     pub fn format(&self) -> Format {
         match self {
             Image::Raw { .. } => Format::Raw,
@@ -72,7 +72,7 @@ impl Image {
         }
     }
 
-    /// The disk's size in bytes: whole sectors, as QEMU counts it.
+    /// The disk's size in bytes, in whole sectors, as QEMU computes it.
     pub fn size(&self) -> u64 {
         match self {
             Image::Raw { size } => size.next_multiple_of(512),
@@ -92,17 +92,18 @@ impl Image {
         }
     }
 
-    /// Whether its header says that the image is corrupt.
+    /// Whether the header marks the image as corrupt.
     pub fn is_corrupt(&self) -> bool {
         matches!(self, Image::Qcow2(header) if header.is_corrupt())
     }
 
-    /// Whether guest data lies in another file.
+    /// Whether guest data is in an external data file.
     pub fn has_data_file(&self) -> bool {
         matches!(self, Image::Qcow2(header) if header.geometry().data_file)
     }
 
-    /// That file's name as it is written in the image; one that has none is not usable.
+    /// The external data file's name as stored in the image. An image that needs a data file but
+    /// does not name one is not usable.
     pub fn data_file(&self) -> Option<&[u8]> {
         match self {
             Image::Qcow2(header) if self.has_data_file() => header.data_file(),
@@ -110,7 +111,7 @@ impl Image {
         }
     }
 
-    /// The backing file's name as it is written in the image.
+    /// The backing file's name as stored in the image.
     pub fn backing_file(&self) -> Option<&[u8]> {
         match self {
             Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => None,
@@ -119,7 +120,7 @@ impl Image {
         }
     }
 
-    /// The name of the backing file's format, where the image says it.
+    /// The name of the backing file's format, if the image stores it.
     pub fn backing_format(&self) -> Option<String> {
         self.backing_file()?;
         match self {
@@ -133,8 +134,7 @@ impl Image {
     }
 }
 
-/// A qcow2 image's first cluster, padded with zeroes when the file is
-/// shorter.
+/// Reads a qcow2 image's first cluster, padded with zeroes if the file is shorter.
 pub(crate) fn qcow2_first_cluster(file: &dyn ImageFile) -> Result<Vec<u8>> {
     let unreadable = Error::io("cannot read its header");
     let start = match read_up_to(file, 0, 104) {
@@ -148,7 +148,7 @@ pub(crate) fn qcow2_first_cluster(file: &dyn ImageFile) -> Result<Vec<u8>> {
     Ok(first)
 }
 
-/// The disk is what is behind the header, in whole sectors.
+/// Reads a LUKS header. The disk is the part of the file after the header, in whole sectors.
 fn read_luks(file: &dyn ImageFile) -> Result<Image> {
     let len = file.len().map_err(Error::io("cannot read its size"))?;
     let header = Part::all_of(file, len).header().map_err(refused)?;

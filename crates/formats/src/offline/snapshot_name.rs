@@ -1,14 +1,14 @@
-//! How users name an internal snapshot.
+//! Names of internal snapshots in commands.
 
 use crate::qcow2::snapshot::Snapshot;
 use crate::{Error, Result};
 
-/// Which internal snapshot is meant.
+/// Selects an internal snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotName {
-    /// The one of this ID, or else of this name.
+    /// The snapshot with this ID, or else the first one with this name.
     IdOrName(String),
-    /// Both, where both are given.
+    /// The snapshot with this ID and this name. `None` matches any.
     Exact {
         id: Option<String>,
         name: Option<String>,
@@ -16,8 +16,8 @@ pub enum SnapshotName {
 }
 
 impl SnapshotName {
-    /// As in `qemu-img convert -l`: `snapshot.id=ID,snapshot.name=NAME`, or
-    /// just an ID or a name.
+    /// Parses the syntax of `qemu-img convert -l`: `snapshot.id=ID,snapshot.name=NAME`, or just an
+    /// ID or a name.
     pub fn parse(text: &str) -> SnapshotName {
         let (mut id, mut name) = (None, None);
         for part in text.split(',') {
@@ -30,7 +30,7 @@ impl SnapshotName {
         SnapshotName::Exact { id, name }
     }
 
-    /// It, among an image's snapshots.
+    /// Finds the snapshot among an image's snapshots.
     pub fn find<'a>(&self, snapshots: &'a [Snapshot]) -> Result<&'a Snapshot> {
         let by = |id: Option<&str>, name: Option<&str>| {
             snapshots.iter().find(|snapshot| {

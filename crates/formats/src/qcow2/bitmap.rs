@@ -4,47 +4,47 @@ use super::bytes::{printable, u16_at, u32_at, u64_at};
 use super::{EntryError, Geometry};
 use crate::{Error, HostOffset, Result};
 
-/// Bitmaps of one image.
+/// Maximum number of bitmaps in an image.
 pub const MAX_BITMAPS: u32 = 65535;
-/// Bytes of the largest directory.
+/// Maximum size of the bitmap directory in bytes.
 pub const MAX_DIRECTORY_BYTES: u64 = 1024 * 65535;
-/// Bytes of the largest bitmap table.
+/// Maximum size of a bitmap table in bytes.
 pub const MAX_TABLE_BYTES: u64 = 0x800_0000 * 8;
-/// Bytes of the bits of one bitmap that QEMU takes.
+/// Maximum size of one bitmap's data in bytes that QEMU accepts.
 pub const MAX_BITS_BYTES: u64 = 512 << 20;
 const MAX_NAME: usize = 1023;
 const FIXED_LEN: usize = 24;
-/// The only kind of bitmap there is: of what has been written.
+/// The only type of bitmap that the specification defines: a dirty tracking bitmap.
 const KIND: u8 = 1;
 
-/// Saved badly: not to be believed.
+/// Bitmap flag: the bitmap was not saved properly, so its contents are not valid.
 pub const FLAG_IN_USE: u32 = 1 << 0;
-/// Every write must be recorded in it.
+/// Bitmap flag: the bitmap must record every write.
 pub const FLAG_AUTO: u32 = 1 << 1;
-/// May be used even though its extra data is unknown.
+/// Bitmap flag: software that does not know the extra data may use the bitmap nevertheless.
 pub const FLAG_EXTRA_DATA_COMPATIBLE: u32 = 1 << 2;
 const FLAGS_RESERVED: u32 = !0b111;
 
 /// An entry of the bitmap directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
-    /// Where its table starts.
+    /// Where the bitmap table starts.
     pub table_offset: HostOffset,
-    /// Entries of the table.
+    /// Number of entries of the bitmap table.
     pub table_entries: u32,
     /// `FLAG_*` bits.
     pub flags: u32,
-    /// log2 of the bytes that a bit stands for.
+    /// log2 of the number of bytes that a bit covers.
     pub granularity_bits: u8,
-    /// Unique in the image.
+    /// The bitmap's name, unique in the image.
     pub name: Vec<u8>,
-    /// Unknown here.
+    /// Extra data, whose meaning is unknown here.
     pub extra: Vec<u8>,
 }
 
 impl Bitmap {
-    /// Parses the entry at the start of `bytes`, the rest of the directory,
-    /// and says how long it is.
+    /// Parses the entry at the start of `bytes`, the rest of the directory. Also returns the length
+    /// of the entry in bytes.
     pub fn parse(bytes: &[u8], geometry: &Geometry) -> Result<(Bitmap, usize)> {
         let cut = || Error::invalid("its bitmap directory is cut short");
         let fixed = bytes.get(..FIXED_LEN).ok_or_else(cut)?;
@@ -94,23 +94,23 @@ impl Bitmap {
         Err(Error::invalid(format!("bitmap '{name}' {problem}")))
     }
 
-    /// Whether its table is for no more bits than there can be.
+    /// Whether the table describes no more data than the limit, [`MAX_BITS_BYTES`] or one cluster.
     pub fn has_bits_of_a_size(&self, geometry: &Geometry) -> bool {
         let bytes = u64::from(self.table_entries) * geometry.cluster_size();
         bytes <= MAX_BITS_BYTES.max(geometry.cluster_size())
     }
 
-    /// Every write must be recorded in it, and nothing unknown belongs to it.
+    /// Whether the bitmap must record every write and has no extra data.
     pub fn is_plainly_enabled(&self) -> bool {
         self.flags & FLAG_AUTO != 0 && self.extra.is_empty()
     }
 
-    /// Bytes of its entry in the directory.
+    /// Length of the bitmap's directory entry in bytes.
     pub fn encoded_len(&self) -> u64 {
         (FIXED_LEN + self.extra.len() + self.name.len()).next_multiple_of(8) as u64
     }
 
-    /// Appends its entry in the directory.
+    /// Appends the bitmap's directory entry to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let end = out.len() + self.encoded_len() as usize;
         out.extend(self.table_offset.0.to_be_bytes());
@@ -124,18 +124,18 @@ impl Bitmap {
         out.resize(end, 0);
     }
 
-    /// Bytes of its bits for a disk of `size` bytes.
+    /// Size of the bitmap's data in bytes for a disk of `size` bytes.
     pub fn bytes_for(&self, size: u64) -> u64 {
         size.div_ceil(self.granularity()).div_ceil(8)
     }
 
-    /// Bytes that a bit stands for.
+    /// Number of bytes that a bit covers.
     pub fn granularity(&self) -> u64 {
         1 << self.granularity_bits
     }
 }
 
-/// An entry of a bitmap table: where a cluster of bits is.
+/// An entry of a bitmap table: the place of a cluster of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableEntry(pub u64);
 
@@ -143,10 +143,10 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const RESERVED: u64 = 0xff00_0000_0000_01fe;
 
 impl TableEntry {
-    /// A cluster of ones, which is not stored.
+    /// The entry of a cluster in which all bits are 1. Such a cluster is not stored.
     pub const ALL_ONES: TableEntry = TableEntry(1);
 
-    /// Where the bits are; `None` when they are all alike.
+    /// Returns the place of the bits, or `None` if all bits are equal and not stored.
     pub fn cluster(
         self,
         geometry: &Geometry,

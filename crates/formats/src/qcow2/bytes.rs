@@ -1,20 +1,24 @@
-//! Big-endian numbers in bytes.
+//! Big-endian numbers in byte slices.
 
-/// The number at `at`; the caller has checked that it is there.
+/// Returns the big-endian `u64` at byte `at`.
+///
+/// # Panics
+///
+/// Panics if `bytes` ends before the number does. The caller has checked the length.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[at..at + 8]);
     u64::from_be_bytes(number)
 }
 
-/// See [`u64_at`].
+/// Returns the big-endian `u32` at byte `at`. See [`u64_at`].
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut number = [0; 4];
     number.copy_from_slice(&bytes[at..at + 4]);
     u32::from_be_bytes(number)
 }
 
-/// See [`u64_at`].
+/// Returns the big-endian `u16` at byte `at`. See [`u64_at`].
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
@@ -27,8 +31,8 @@ pub(crate) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
     bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
 }
 
-/// The name of something in an image, for people: what is not text is shown
-/// as its code, so that a stranger's image cannot play with the terminal.
+/// Makes a name from an image printable: control characters are escaped, so that an untrusted image
+/// cannot send escape sequences to the terminal.
 pub(crate) fn printable(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     text.chars()

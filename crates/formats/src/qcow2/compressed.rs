@@ -1,34 +1,33 @@
-//! Compressed clusters.
+//! The contents of compressed clusters.
 
 use super::CompressionType;
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 use std::cell::RefCell;
 use zstd_safe::{CCtx, DCtx, find_frame_compressed_size};
 
-/// Why a compressed cluster cannot be read.
+/// Why a compressed cluster cannot be decompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// Before it has filled the cluster, or before its own end.
+    /// The stream ends before it has filled the cluster, or is cut off.
     #[error("the compressed data is truncated")]
     EndsEarly,
-    /// It would fill more than the cluster.
+    /// The stream would fill more than a cluster.
     #[error("the compressed data exceeds a cluster")]
     TooLong,
-    /// Not what any compressor writes.
+    /// The stream is not valid.
     #[error("the compressed data is damaged")]
     Damaged,
 }
 
-/// Fills `cluster`, which has the size of one, from a compressed stream.
-/// Whatever follows the stream is ignored: an L2 entry gives its length in
-/// sectors. After an error, what `cluster` has in it means nothing.
+/// Decompresses `stream` into `cluster`, whose length is the cluster size. Bytes after the end of
+/// the compressed stream are ignored, because an L2 entry gives the length in sectors. After an
+/// error, the contents of `cluster` are undefined.
 ///
-/// Both decoders write straight into the cluster, which is their window, too.
-/// Nothing is allocated for the stream's sake, however much it claims: each
-/// thread keeps one decoder of a kind, of some 50 KiB for deflate and 160 KiB
-/// for zstd.
+/// Both decoders write directly into the cluster, which also serves as their window. The size that
+/// a stream claims causes no allocation. Each thread keeps one decoder per compression type: about
+/// 50 KiB for deflate and 160 KiB for zstd.
 ///
-/// QEMU writes deflate streams with a window of 4 KiB; any window is read.
+/// QEMU writes deflate streams with a window of 4 KiB. Streams with any window size are accepted.
 pub fn decompress(
     kind: CompressionType,
     stream: &[u8],
@@ -40,13 +39,12 @@ pub fn decompress(
     }
 }
 
-/// Compresses a cluster into the start of `stream`: how many bytes that are,
-/// or `None` if they are more than it takes.
+/// Compresses a cluster into the start of `stream`. Returns the length in bytes, or `None` if
+/// `stream` is too short for the result.
 ///
-/// For deflate that is the level whose streams are as small as QEMU's, which is
-/// zlib's default: at the same level zlib-rs looks less hard for matches. Each
-/// thread keeps one encoder of a kind, of some 200 KiB for deflate and up to 3 MiB for
-/// zstd.
+/// The deflate level is the one whose streams are as small as QEMU's, which uses zlib's default
+/// level: at the same level, zlib-rs searches less for matches. Each thread keeps one encoder per
+/// compression type: about 200 KiB for deflate and up to 3 MiB for zstd.
 pub fn compress(kind: CompressionType, cluster: &[u8], stream: &mut [u8]) -> Option<usize> {
     match kind {
         CompressionType::Deflate => DEFLATE.with_borrow_mut(|d| deflate(d, cluster, stream)),
@@ -62,8 +60,8 @@ fn deflate(encoder: &mut Compress, cluster: &[u8], stream: &mut [u8]) -> Option<
     match status {
         Ok(Status::StreamEnd) => Some(encoder.total_out() as usize),
         _ => {
-            // zlib-rs 0.6.8 does not forget all of a stream that has not ended: now and then it panics in
-            // a later one.
+            // After a stream that did not end, zlib-rs 0.6.8 does not reset all of its state and
+            // sometimes panics in a later stream.
             *encoder = encoder_of_deflate();
             None
         }
@@ -74,7 +72,7 @@ fn encoder_of_deflate() -> Compress {
     Compress::new_with_window_bits(Compression::best(), false, WINDOW_BITS)
 }
 
-/// The window with which QEMU reads: 4 KiB.
+/// log2 of the window size in bytes with which QEMU decompresses: 4 KiB.
 const WINDOW_BITS: u8 = 12;
 
 const ZSTD_LEVEL: i32 = zstd_safe::CLEVEL_DEFAULT;
@@ -82,7 +80,7 @@ const ZSTD_LEVEL: i32 = zstd_safe::CLEVEL_DEFAULT;
 thread_local! {
     static DEFLATE: RefCell<Compress> = RefCell::new(encoder_of_deflate());
     static ZSTD_ENCODER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
-    /// Raw deflate: no header, no checksum.
+    /// Decoder of raw deflate streams, without header and checksum.
     static INFLATE: RefCell<Decompress> = RefCell::new(Decompress::new(false));
     static ZSTD: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
@@ -101,9 +99,9 @@ fn inflate(decoder: &mut Decompress, stream: &[u8], cluster: &mut [u8]) -> Resul
     }
 }
 
-/// A cluster may be several frames, as QEMU reads it. Frames are decoded one
-/// by one and each in one call: unlike zstd's streaming, this needs no window
-/// of the size that the frame asks for.
+/// Decompresses zstd frames. A cluster may consist of several frames, as in QEMU. Each frame is
+/// decoded in one call: unlike zstd's streaming mode, this needs no window of the size that the
+/// frame asks for.
 fn unzstd(decoder: &mut DCtx, stream: &[u8], cluster: &mut [u8]) -> Result<(), StreamError> {
     let (mut rest, mut room) = (stream, cluster);
     while !room.is_empty() {
@@ -119,8 +117,8 @@ fn unzstd(decoder: &mut DCtx, stream: &[u8], cluster: &mut [u8]) -> Result<(), S
     Ok(())
 }
 
-/// zstd's errors are its enum's numbers, negated; those here have not changed
-/// since 1.3.1, as zstd_errors.h promises.
+/// Converts a zstd error code, which is a negated number of zstd's error enum. The numbers used
+/// here have not changed since 1.3.1, as zstd_errors.h promises.
 fn zstd_error(code: usize) -> StreamError {
     const DST_SIZE_TOO_SMALL: usize = 70;
     const SRC_SIZE_WRONG: usize = 72;

@@ -3,7 +3,7 @@
 use super::{Geometry, MAX_HOST_OFFSET};
 use crate::HostOffset;
 
-/// The cluster's refcount is exactly one: it may be written in place.
+/// The copied flag: the cluster's refcount is exactly one, so the cluster may be written in place.
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1 << 0;
@@ -11,22 +11,25 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const L1_RESERVED: u64 = 0x7f00_0000_0000_01ff;
 const STANDARD_RESERVED: u64 = 0x3f00_0000_0000_01fe;
 
-/// An entry of an L1 table: where an L2 table is.
+/// An entry of an L1 table: the place of an L2 table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct L1Entry(pub u64);
 
 impl L1Entry {
-    /// Bytes in the file.
+    /// Size of an entry in bytes.
     pub const SIZE: u64 = 8;
 
-    /// An L2 table at `offset`; `copied` as of its refcount.
+    /// Creates the entry for an L2 table at `offset`. `copied`: the table's refcount is one.
     pub fn new(offset: HostOffset, copied: bool) -> L1Entry {
         debug_assert_eq!(offset.0 & !OFFSET, 0);
         L1Entry(offset.0 | if copied { COPIED } else { 0 })
     }
 
-    /// Where the L2 table starts, or `None` when there is none. Reserved bits
-    /// and offsets within a cluster are errors.
+    /// Returns the place of the L2 table, or `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// Fails if reserved bits are set, or if the offset is not a multiple of the cluster size.
     #[inline]
     pub fn l2_table(self, geometry: &Geometry) -> Result<Option<HostOffset>, EntryError> {
         let offset = self.raw_offset();
@@ -42,53 +45,54 @@ impl L1Entry {
         Ok((offset.0 != 0).then_some(offset))
     }
 
-    /// The offset's bits as they are, for a check that goes on after errors.
+    /// Returns the offset without validating it, for checks that continue after errors.
     #[inline]
     pub fn raw_offset(self) -> HostOffset {
         HostOffset(self.0 & OFFSET)
     }
 
-    /// The same without what must be 0.
+    /// Returns the entry with its reserved bits cleared.
     pub fn without_reserved(self) -> L1Entry {
         L1Entry(self.0 & !L1_RESERVED)
     }
 
-    /// The L2 table may be written in place. Accurate in the active L1 table only.
+    /// Whether the L2 table may be written in place. The flag is accurate in the active L1 table
+    /// only.
     #[inline]
     pub fn copied(self) -> bool {
         self.0 & COPIED != 0
     }
 
-    /// The same entry with the flag set or cleared.
+    /// Returns the entry with the copied flag set or cleared.
     pub fn with_copied(self, copied: bool) -> L1Entry {
         L1Entry(self.0 & !COPIED | if copied { COPIED } else { 0 })
     }
 }
 
-/// An entry of an L2 table: where a guest cluster is.
+/// An entry of an L2 table: the place and state of a guest cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct L2Entry {
-    /// The entry's first (often only) eight bytes.
+    /// The entry's first eight bytes. A standard entry has no others.
     pub descriptor: u64,
-    /// Of an extended entry: one bit for each allocated subcluster, and 32
-    /// bits higher one for each that reads as zeroes. Otherwise 0.
+    /// The subcluster bitmap of an extended entry; 0 for a standard entry. Bits 0 to 31 mark
+    /// allocated subclusters, bits 32 to 63 those that read as zeroes.
     pub bitmap: u64,
 }
 
-/// What an L2 entry says of its guest cluster.
+/// The state of a guest cluster, decoded from its L2 entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cluster {
     /// Reads go to the backing file.
     Unallocated,
-    /// Reads as zeroes. A host cluster may be reserved for it.
+    /// Reads return zeroes. A host cluster may be preallocated.
     Zero { host: Option<HostOffset> },
-    /// All of it is at `host`, a multiple of the cluster size, in the image or
-    /// in its external data file.
+    /// The whole cluster is at `host`, a multiple of the cluster size, in the image or in its
+    /// external data file.
     Data { host: HostOffset },
-    /// All of it is compressed; never written in place.
+    /// The whole cluster is compressed. Compressed clusters are never written in place.
     Compressed(Compressed),
-    /// Each subcluster has its own state, bit n standing for subcluster n. No
-    /// bit is in both masks. `allocated` is 0 where there is no host cluster.
+    /// Each subcluster has its own state; bit n is the state of subcluster n. No bit is set in both
+    /// masks. `allocated` is 0 if there is no host cluster.
     Subclusters {
         host: Option<HostOffset>,
         allocated: u32,
@@ -96,39 +100,40 @@ pub enum Cluster {
     },
 }
 
-/// Where a compressed cluster's bytes are.
+/// The place of a compressed cluster's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compressed {
-    /// Of the first byte in the image; not aligned to anything.
+    /// Offset of the first byte in the image, without any alignment.
     pub offset: HostOffset,
-    /// Bytes up to the end of the last sector. The compressed stream may end
-    /// before that.
+    /// Number of bytes up to the end of the last sector. The compressed stream may end earlier.
     pub len: u64,
 }
 
-/// Why an entry means nothing.
+/// Why an entry is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
-    /// Bits that must be 0.
+    /// Reserved bits are set.
     #[error("entry {0:#x} has reserved bits set")]
     ReservedBits(u64),
-    /// A table or cluster that starts within a cluster.
+    /// The offset of a table or cluster is not a multiple of the cluster size.
     #[error("offset {0:#x} is not a multiple of the cluster size")]
     Unaligned(HostOffset),
-    /// Compressed data is never in an external data file.
+    /// The entry is compressed, but compressed data is never in an external data file.
     #[error("entry {0:#x} is compressed, in an image with an external data file")]
     CompressedInDataFile(u64),
-    /// Compressed clusters are copied before they are written.
+    /// The entry is compressed and has the copied flag, but compressed clusters are never written
+    /// in place.
     #[error("entry {0:#x} is compressed and has the copied flag")]
     CompressedCopied(u64),
-    /// An extended entry whose subclusters are both allocated and zero, or
-    /// allocated without a host cluster, or in a compressed cluster.
+    /// The subcluster bitmap of an extended entry is contradictory: a subcluster is both allocated
+    /// and zero, or allocated without a host cluster, or belongs to a compressed cluster.
     #[error("subcluster bitmap {0:#x} contradicts its entry")]
     SubclusterBitmap(u64),
 }
 
 impl L2Entry {
-    /// Zeroes, with or without a reserved host cluster (`copied`: of refcount one).
+    /// Creates the entry of a cluster that reads as zeroes. `host` is its preallocated host
+    /// cluster, if any, with the copied flag.
     pub fn zero(geometry: &Geometry, host: Option<(HostOffset, bool)>) -> L2Entry {
         let place = host.map_or(0, |(offset, copied)| L1Entry::new(offset, copied).0);
         if geometry.extended_l2 {
@@ -144,7 +149,7 @@ impl L2Entry {
         }
     }
 
-    /// A wholly allocated cluster at `host`.
+    /// Creates the entry of a fully allocated cluster at `host`.
     pub fn data(geometry: &Geometry, host: HostOffset, copied: bool) -> L2Entry {
         L2Entry {
             descriptor: L1Entry::new(host, copied).0,
@@ -156,8 +161,9 @@ impl L2Entry {
         }
     }
 
-    /// A compressed cluster of `len` bytes, fewer than a cluster's, at `offset`.
-    /// `None`: entries for clusters of this size cannot name that place.
+    /// Creates the entry of a compressed cluster of `len` bytes at `offset`. `len` is less than the
+    /// cluster size. Returns `None` if `offset` exceeds the entry's offset field, whose width
+    /// depends on the cluster size.
     pub fn compressed(geometry: &Geometry, offset: HostOffset, len: u64) -> Option<L2Entry> {
         debug_assert!(0 < len && len < geometry.cluster_size() && !geometry.data_file);
         let x = compressed_offset_bits(geometry);
@@ -168,7 +174,7 @@ impl L2Entry {
         })
     }
 
-    /// The same entry with the flag set or cleared.
+    /// Returns the entry with the copied flag set or cleared.
     pub fn with_copied(self, copied: bool) -> L2Entry {
         L2Entry {
             descriptor: self.descriptor & !COPIED | if copied { COPIED } else { 0 },
@@ -176,19 +182,20 @@ impl L2Entry {
         }
     }
 
-    /// The host cluster has refcount one. Accurate below the active L1 table only.
+    /// Whether the host cluster has refcount one. The flag is accurate below the active L1 table
+    /// only.
     #[inline]
     pub fn copied(self) -> bool {
         self.descriptor & COPIED != 0
     }
 
-    /// The descriptor is one of a compressed cluster.
+    /// Whether the entry is that of a compressed cluster.
     #[inline]
     pub fn is_compressed(self) -> bool {
         self.descriptor & COMPRESSED != 0
     }
 
-    /// The entry at byte `at` of an L2 table.
+    /// Reads the entry at byte `at` of an L2 table.
     #[inline]
     pub fn parse(table: &[u8], at: usize, geometry: &Geometry) -> L2Entry {
         L2Entry {
@@ -201,7 +208,7 @@ impl L2Entry {
         }
     }
 
-    /// Puts it at byte `at` of an L2 table.
+    /// Writes the entry at byte `at` of an L2 table.
     pub fn encode(self, table: &mut [u8], at: usize, geometry: &Geometry) {
         super::bytes::put_u64(table, at, self.descriptor);
         if geometry.extended_l2 {
@@ -209,28 +216,28 @@ impl L2Entry {
         }
     }
 
-    /// The host cluster's offset of an entry that is not compressed, bits as
-    /// they are: for a check that goes on after errors.
+    /// Returns the host offset of an entry that is not compressed, without validating it, for
+    /// checks that continue after errors.
     #[inline]
     pub fn raw_offset(self) -> HostOffset {
         HostOffset(self.descriptor & OFFSET)
     }
 
-    /// Whether there is a host cluster. Offset 0 is one in a data file only,
+    /// Returns the host cluster, if there is one. Offset 0 is valid only in an external data file,
     /// and only with the copied flag.
     fn host(self, geometry: &Geometry) -> Option<HostOffset> {
         let offset = self.raw_offset();
         (offset.0 != 0 || geometry.data_file && self.copied()).then_some(offset)
     }
 
-    /// Bits that must be 0, of an entry that is not compressed. Subclusters have a bitmap that says
-    /// which are zero, and version 2 has no zero clusters.
+    /// Returns the reserved bits that are set in an entry that is not compressed. The zero flag is
+    /// reserved in version 2 and in extended entries, where the subcluster bitmap marks zeroes.
     pub fn reserved(self, geometry: &Geometry) -> u64 {
         let has_flag = geometry.version >= 3 && !geometry.extended_l2;
         self.descriptor & (STANDARD_RESERVED | if has_flag { 0 } else { ZERO })
     }
 
-    /// The same without what must be 0.
+    /// Returns the entry with its reserved bits cleared.
     pub fn without_reserved(self, geometry: &Geometry) -> L2Entry {
         L2Entry {
             descriptor: self.descriptor & !self.reserved(geometry),
@@ -238,7 +245,7 @@ impl L2Entry {
         }
     }
 
-    /// What the entry says. The file's size is the caller's business.
+    /// Decodes and validates the entry. The caller compares offsets with the file's size.
     #[inline]
     pub fn decode(self, geometry: &Geometry) -> Result<Cluster, EntryError> {
         if self.descriptor == 0 && self.bitmap == 0 {
@@ -299,9 +306,9 @@ impl L2Entry {
         }
     }
 
-    /// The bytes of a compressed cluster, whatever else is wrong with it.
+    /// Returns the byte range of a compressed cluster without validating the entry.
     pub fn compressed_range(self, geometry: &Geometry) -> Compressed {
-        // Bits 0 to x - 1 are the offset, x to 61 count further sectors.
+        // Bits 0 to x - 1 are the offset; bits x to 61 are the number of additional sectors.
         let x = compressed_offset_bits(geometry);
         let offset = self.descriptor & ((1 << x) - 1);
         let further = (self.descriptor & (COMPRESSED - 1)) >> x;
@@ -312,7 +319,7 @@ impl L2Entry {
     }
 }
 
-/// Bits of a compressed cluster's offset.
+/// Number of bits of a compressed cluster's offset (x in the specification).
 fn compressed_offset_bits(geometry: &Geometry) -> u32 {
     62 - (geometry.cluster_bits - 8)
 }
@@ -385,7 +392,7 @@ mod tests {
     #[test]
     fn compressed_entries_end_with_their_last_sector() {
         let g = geometry(16, false, false);
-        // x is 54: two further sectors.
+        // x is 54: two additional sectors.
         let entry = plain(COMPRESSED | 2 << 54 | 0x50123);
         let expected = Compressed {
             offset: HostOffset(0x50123),

@@ -12,34 +12,34 @@ const BITMAPS: u32 = 0x2385_2875;
 const CRYPTO: u32 = 0x0537_be77;
 const DATA_FILE: u32 = 0x4441_5441;
 
-/// One header extension. Those without a meaning here are kept as they are, so
-/// that rewriting a header loses nothing.
+/// A header extension. Unknown extensions keep their bytes, so that rewriting a header loses
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extension {
     /// The name of the backing file's format.
     BackingFormat(Vec<u8>),
-    /// The feature name table: see [`Extension::feature_names`].
+    /// The feature name table. See [`Extension::feature_names`].
     FeatureNames(Vec<u8>),
-    /// Where the bitmap directory is.
+    /// The place of the bitmap directory.
     Bitmaps(BitmapsExtension),
-    /// Where the encryption header is.
+    /// The place of the encryption header.
     Crypto(CryptoHeader),
     /// The name of the external data file.
     DataFile(Vec<u8>),
-    /// Any other.
+    /// Any other extension.
     Unknown { kind: u32, data: Vec<u8> },
 }
 
 /// The bitmaps extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BitmapsExtension {
-    /// Entries of the directory.
+    /// Number of entries of the bitmap directory.
     pub count: u32,
-    /// Must be 0.
+    /// Reserved field, which must be 0.
     pub reserved: u32,
-    /// Bytes of the directory.
+    /// Size of the bitmap directory in bytes.
     pub directory_size: u64,
-    /// Where it starts.
+    /// Where the bitmap directory starts.
     pub directory_offset: HostOffset,
 }
 
@@ -48,7 +48,7 @@ pub struct BitmapsExtension {
 pub struct CryptoHeader {
     /// Where the encryption header starts.
     pub offset: HostOffset,
-    /// Its bytes.
+    /// Length of the encryption header in bytes.
     pub len: u64,
 }
 
@@ -70,7 +70,7 @@ impl BitmapsExtension {
         })
     }
 
-    /// Checks the fields, which mean something only under the bitmaps feature.
+    /// Validates the fields, which have a meaning only if the bitmaps feature bit is set.
     pub fn validate(&self, geometry: &Geometry) -> Result<()> {
         let invalid = |problem: &str| Err(Error::invalid(format!("bitmaps extension: {problem}")));
         if self.reserved != 0 {
@@ -111,7 +111,7 @@ impl Extension {
         })
     }
 
-    /// The rows of a feature name table; none of any other extension.
+    /// Returns the entries of a feature name table; no entries for any other extension.
     pub fn feature_names(&self) -> Vec<FeatureName> {
         match self {
             Extension::FeatureNames(data) => parse_table(data),
@@ -160,8 +160,8 @@ impl Extension {
     }
 }
 
-/// All extensions in `area`, which starts after the header proper and ends
-/// where the backing file's name or the cluster does.
+/// Parses all extensions in `area`, which starts after the header's fields and ends where the
+/// backing file's name or the cluster ends.
 pub(super) fn parse_all(area: &[u8]) -> Result<Vec<Extension>> {
     let mut extensions: Vec<Extension> = Vec::new();
     let mut rest = area;
@@ -178,7 +178,7 @@ pub(super) fn parse_all(area: &[u8]) -> Result<Vec<Extension>> {
             )));
         };
         let extension = Extension::parse(kind, data)?;
-        // Of two that are known, the last counts, as with QEMU.
+        // If a known extension occurs twice, the last one counts, as in QEMU.
         if !matches!(extension, Extension::Unknown { .. }) {
             extensions.retain(|e| e.kind() != kind);
         }
@@ -195,7 +195,7 @@ pub(super) fn encode_all(extensions: &[Extension], out: &mut Vec<u8>) {
     out.extend([0; 8]);
 }
 
-/// Checks what the extensions say against the header.
+/// Validates the extensions against the header.
 pub(super) fn validate(extensions: &[Extension], autoclear: u64, g: &Geometry) -> Result<()> {
     let bitmaps = extensions.iter().find_map(|e| match e {
         Extension::Bitmaps(bitmaps) => Some(bitmaps),

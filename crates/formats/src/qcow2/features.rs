@@ -1,53 +1,53 @@
 //! Feature bits and their names.
 
-/// Refcounts may be wrong: a check must come before use.
+/// Incompatible feature bit: refcounts may be wrong, so the image must be checked before use.
 pub const INCOMPATIBLE_DIRTY: u64 = 1 << 0;
-/// Anything may be wrong: not to be written to.
+/// Incompatible feature bit: any metadata may be wrong, so the image must not be written to.
 pub const INCOMPATIBLE_CORRUPT: u64 = 1 << 1;
-/// Guest data is in another file, at the guest's offsets.
+/// Incompatible feature bit: guest data is in an external data file, at the guest's offsets.
 pub const INCOMPATIBLE_DATA_FILE: u64 = 1 << 2;
-/// The compression is not deflate.
+/// Incompatible feature bit: the compression type is not deflate.
 pub const INCOMPATIBLE_COMPRESSION: u64 = 1 << 3;
-/// L2 entries of 16 bytes, with subclusters.
+/// Incompatible feature bit: L2 entries have 16 bytes, with subcluster bitmaps.
 pub const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
-/// All that this implementation knows.
+/// All incompatible feature bits that this implementation supports.
 pub(super) const INCOMPATIBLE_KNOWN: u64 = 0b1_1111;
 
-/// Refcounts are written late, behind the dirty bit.
+/// Compatible feature bit: refcounts may be written late, while the dirty bit is set.
 pub const COMPATIBLE_LAZY_REFCOUNTS: u64 = 1 << 0;
 
-/// The bitmaps extension is consistent.
+/// Autoclear feature bit: the bitmaps extension is consistent with the image.
 pub const AUTOCLEAR_BITMAPS: u64 = 1 << 0;
-/// The external data file is a valid raw image by itself.
+/// Autoclear feature bit: the external data file is a valid raw image by itself.
 pub const AUTOCLEAR_RAW_DATA_FILE: u64 = 1 << 1;
-/// Where the header has these bits (bytes).
+/// Byte offset of the autoclear feature bits in the header.
 pub const AUTOCLEAR_AT: u64 = 88;
-/// All that this implementation knows.
+/// All autoclear feature bits that this implementation supports.
 pub(super) const AUTOCLEAR_KNOWN: u64 = 0b11;
 
-/// Which of the header's three masks a feature's bit is in.
+/// The header field that holds a feature's bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeatureKind {
-    /// Unknown: refuse the image.
+    /// An image with an unknown bit of this kind must be refused.
     Incompatible,
-    /// Unknown: ignore it.
+    /// An unknown bit of this kind is ignored.
     Compatible,
-    /// Unknown: clear it before writing.
+    /// An unknown bit of this kind must be cleared before the first write.
     Autoclear,
 }
 
-/// A row of the feature name table.
+/// An entry of the feature name table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeatureName {
-    /// The mask.
+    /// The field that holds the bit.
     pub kind: FeatureKind,
-    /// 0 to 63.
+    /// The bit's number, 0 to 63.
     pub bit: u8,
-    /// At most 46 bytes.
+    /// The feature's name, at most 46 bytes.
     pub name: String,
 }
 
-/// Bytes of a row.
+/// Size of an entry in bytes.
 const ROW: usize = 48;
 
 impl FeatureName {
@@ -76,14 +76,14 @@ impl FeatureName {
     }
 }
 
-/// The rows of a feature name table; those that make no sense are left out.
+/// Parses a feature name table. Entries with an unknown kind or bit number are skipped.
 pub(super) fn parse_table(data: &[u8]) -> Vec<FeatureName> {
     data.chunks_exact(ROW)
         .filter_map(FeatureName::parse)
         .collect()
 }
 
-/// The table that new images get: all features by QEMU's names.
+/// Returns the table that new images get: all features, by QEMU's names.
 pub fn feature_names() -> Vec<FeatureName> {
     use FeatureKind::{Autoclear, Compatible, Incompatible};
     [
@@ -105,7 +105,7 @@ pub fn feature_names() -> Vec<FeatureName> {
     .collect()
 }
 
-/// The data of a feature name table.
+/// Encodes a feature name table.
 pub fn encode_feature_names(names: &[FeatureName]) -> Vec<u8> {
     let mut data = Vec::with_capacity(names.len() * ROW);
     for name in names {
@@ -114,7 +114,7 @@ pub fn encode_feature_names(names: &[FeatureName]) -> Vec<u8> {
     data
 }
 
-/// The names of incompatible features that are set and unknown, for an error.
+/// Returns the names of the unknown incompatible features that are set, for an error message.
 pub(super) fn unknown_incompatible(bits: u64, table: &[FeatureName]) -> Option<String> {
     let unknown = bits & !INCOMPATIBLE_KNOWN;
     let name_of = |bit: u8| {

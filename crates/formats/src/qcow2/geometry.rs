@@ -1,36 +1,36 @@
-//! Sizes and indexes.
+//! Sizes and indexes that follow from the header.
 
 use crate::{GuestOffset, HostOffset};
 
-/// What follows from a header's few numbers, small enough to be copied around.
+/// The few header fields that determine sizes and indexes, small enough to be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// log2 of the cluster size in bytes: 9 to 21.
     pub cluster_bits: u32,
     /// log2 of a refcount's width in bits: 0 to 6.
     pub refcount_order: u32,
-    /// L2 entries have 16 bytes, and clusters have 32 subclusters.
+    /// Whether L2 entries have 16 bytes and clusters have 32 subclusters.
     pub extended_l2: bool,
-    /// Guest data is in another file, without refcounts.
+    /// Whether guest data is in an external data file, which has no refcounts.
     pub data_file: bool,
-    /// 2 or 3.
+    /// Version of the format: 2 or 3.
     pub version: u32,
 }
 
 impl Geometry {
-    /// In bytes.
+    /// Cluster size in bytes.
     #[inline]
     pub fn cluster_size(&self) -> u64 {
         1 << self.cluster_bits
     }
 
-    /// In bytes; the cluster size where there are no subclusters.
+    /// Subcluster size in bytes; the cluster size if the image has no subclusters.
     #[inline]
     pub fn subcluster_size(&self) -> u64 {
         self.cluster_size() >> if self.extended_l2 { 5 } else { 0 }
     }
 
-    /// Bytes of an L2 entry: 8 or 16.
+    /// Size of an L2 entry in bytes: 8 or 16.
     #[inline]
     pub fn l2_entry_size(&self) -> u64 {
         8 << u32::from(self.extended_l2)
@@ -42,47 +42,47 @@ impl Geometry {
         self.cluster_bits - 3 - u32::from(self.extended_l2)
     }
 
-    /// Entries of an L2 table.
+    /// Number of entries of an L2 table.
     #[inline]
     pub fn l2_entries(&self) -> u64 {
         1 << self.l2_bits()
     }
 
-    /// Where in the L1 table the guest's byte is looked up.
+    /// Index of a guest offset in the L1 table.
     #[inline]
     pub fn l1_index(&self, guest: GuestOffset) -> u64 {
         guest.cluster(self.cluster_bits + self.l2_bits())
     }
 
-    /// Where in the L2 table.
+    /// Index of a guest offset in its L2 table.
     #[inline]
     pub fn l2_index(&self, guest: GuestOffset) -> u64 {
         guest.cluster(self.cluster_bits) & (self.l2_entries() - 1)
     }
 
-    /// Entries that the L1 table of a disk of `size` bytes needs.
+    /// Number of L1 entries that a disk of `size` bytes needs.
     pub fn l1_entries_for(&self, size: u64) -> u64 {
         size.div_ceil(1 << (self.cluster_bits + self.l2_bits()))
     }
 
-    /// Whether a cluster starts there.
+    /// Whether `offset` is the start of a cluster.
     #[inline]
     pub fn is_aligned(&self, offset: HostOffset) -> bool {
         offset.within(self.cluster_size()) == 0
     }
 
-    /// Whole clusters that `bytes` take.
+    /// Number of clusters that `bytes` bytes need, rounded up.
     #[inline]
     pub fn clusters_of(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.cluster_size())
     }
 
-    /// Bits of a refcount: 1 to 64.
+    /// Width of a refcount in bits: 1 to 64.
     pub fn refcount_bits(&self) -> u32 {
         1 << self.refcount_order
     }
 
-    /// The largest refcount.
+    /// Largest value of a refcount.
     pub fn refcount_max(&self) -> u64 {
         u64::MAX >> (64 - self.refcount_bits())
     }
@@ -93,7 +93,7 @@ impl Geometry {
         self.cluster_bits + 3 - self.refcount_order
     }
 
-    /// Refcounts of a refcount block.
+    /// Number of refcounts in a refcount block.
     #[inline]
     pub fn refcount_block_entries(&self) -> u64 {
         1 << self.refcount_block_bits()

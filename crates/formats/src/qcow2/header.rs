@@ -1,4 +1,4 @@
-//! The header, in the image's first cluster.
+//! The qcow2 header, in the image's first cluster.
 
 use super::bytes::{printable, put_u32, put_u64, u32_at, u64_at};
 use super::extension::{self, BitmapsExtension, CryptoHeader, Extension};
@@ -12,23 +12,26 @@ use super::{
 };
 use crate::{Error, HostOffset, Result};
 
-/// The first four bytes.
+/// The magic number, the header's first four bytes.
 pub const MAGIC: [u8; 4] = *b"QFI\xfb";
-/// The header and its extensions are in the first cluster.
+/// Maximum length of the header and its extensions, which must fit into the first cluster.
 pub const MAX_HEADER_LEN: usize = 1 << MAX_CLUSTER_BITS;
 
-/// Bytes of a LUKS header of version 1 without its key slots, and more than it has with them.
+/// Minimum and maximum length of an encryption header in bytes. The minimum is that of a LUKS
+/// version 1 header without key material; the maximum is more than a header with key material
+/// needs.
 const LUKS_MIN: u64 = 592;
 const LUKS_MAX: u64 = 64 << 20;
 
 const V2_LEN: usize = 72;
 const V3_LEN: usize = 104;
-/// Where the compression type is, and where fields unknown here start.
+/// Byte offset of the compression type. The fields from the next byte on are unknown here.
 const COMPRESSION_AT: usize = 104;
-/// Length of the headers that are written: with compression type and padding.
+/// Minimum length in bytes of the version 3 headers that are written: with compression type and
+/// padding.
 const FULL_LEN: usize = 112;
 
-/// How compressed clusters are.
+/// Compression method of compressed clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompressionType {
     /// A raw deflate stream; QEMU calls it zlib.
@@ -47,60 +50,60 @@ impl CompressionType {
     }
 }
 
-/// How guest data is encrypted.
+/// Encryption method of guest data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CryptMethod {
-    /// It is not.
+    /// Guest data is not encrypted.
     None,
-    /// The old AES-CBC.
+    /// The obsolete AES-CBC encryption.
     Aes,
-    /// As LUKS does it.
+    /// LUKS encryption.
     Luks,
 }
 
-/// Everything in the first cluster. Public fields: whoever changes one and
-/// writes the header back keeps the image consistent.
+/// All that the first cluster contains. The fields are public: code that changes one and writes the
+/// header back must keep the image consistent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// 2 or 3.
+    /// Version of the format: 2 or 3.
     pub version: u32,
     /// The backing file's name as it is written in the image.
     pub backing_file: Option<Vec<u8>>,
-    /// log2 of the cluster size.
+    /// log2 of the cluster size in bytes.
     pub cluster_bits: u32,
     /// The disk's size in bytes.
     pub size: u64,
-    /// See [`Header::encryption`].
+    /// Encryption method of guest data. See [`Header::encryption`].
     pub crypt_method: CryptMethod,
-    /// Entries of the active L1 table.
+    /// Number of entries of the active L1 table.
     pub l1_entries: u32,
-    /// Where it starts.
+    /// Where the active L1 table starts.
     pub l1_offset: HostOffset,
     /// Where the refcount table starts.
     pub refcount_table_offset: HostOffset,
-    /// Its clusters.
+    /// Size of the refcount table in clusters.
     pub refcount_table_clusters: u32,
-    /// Internal snapshots.
+    /// Number of internal snapshots.
     pub snapshots: u32,
     /// Where the snapshot table starts.
     pub snapshots_offset: HostOffset,
-    /// `INCOMPATIBLE_*` bits, all of them known.
+    /// `INCOMPATIBLE_*` bits. All of them are known.
     pub incompatible: u64,
-    /// `COMPATIBLE_*` bits and unknown ones.
+    /// `COMPATIBLE_*` bits and unknown bits.
     pub compatible: u64,
-    /// `AUTOCLEAR_*` bits and unknown ones: see [`Header::prepare_for_writing`].
+    /// `AUTOCLEAR_*` bits and unknown bits. See [`Header::prepare_for_writing`].
     pub autoclear: u64,
-    /// log2 of the refcounts' width.
+    /// log2 of the width of refcounts in bits.
     pub refcount_order: u32,
-    /// How compressed clusters are.
+    /// Compression method of compressed clusters.
     pub compression: CompressionType,
-    /// What follows the known fields of a version 3 header, padding included.
+    /// The bytes after the known fields of a version 3 header, including padding.
     pub unknown_fields: Vec<u8>,
-    /// In the order in which they are in the file.
+    /// Header extensions, in the order of the file.
     pub extensions: Vec<Extension>,
 }
 
-/// The fields of the fixed part, before they are believed.
+/// The bytes of the header's fixed part, not validated.
 struct Fixed<'a>(&'a [u8]);
 
 impl Fixed<'_> {
@@ -108,7 +111,8 @@ impl Fixed<'_> {
         u32_at(self.0, 4)
     }
 
-    /// Of version 3; 0 where the file is too short for it.
+    /// Returns a `u32` field of a version 3 header, or 0 if the version is 2 or the file is too
+    /// short.
     fn u32_if(&self, at: usize) -> u32 {
         match self.0.get(at..at + 4) {
             Some(_) if self.version() >= 3 => u32_at(self.0, at),
@@ -129,8 +133,8 @@ impl Fixed<'_> {
 }
 
 impl Header {
-    /// How many bytes from the image's start [`Header::parse`] needs, by its
-    /// first 72 (or all it has).
+    /// Returns the number of bytes from the image's start that [`Header::parse`] needs: the cluster
+    /// size. `start` is at least the image's first 72 bytes, or the whole file if that is shorter.
     pub fn len_to_read(start: &[u8]) -> Result<usize> {
         if start.len() < V2_LEN || start[..4] != MAGIC {
             return Err(Error::NotThisFormat { format: "qcow2" });
@@ -150,17 +154,17 @@ impl Header {
         Ok(1 << bits)
     }
 
-    /// Parses the first cluster, of which what is missing in a short file
-    /// may be missing here. Every field is checked that can be checked
-    /// without further reads; encryption is left to the caller.
+    /// Parses the first cluster, which may be incomplete if the file is shorter. Validates every
+    /// field that can be validated without further reads, except encryption, which the caller
+    /// validates with [`Header::encryption`].
     pub fn parse(first: &[u8]) -> Result<Header> {
         let header = Header::parse_for_repair(first)?;
         header.validate_refcount_table()?;
         Ok(header)
     }
 
-    /// Like [`Header::parse`], but believes nothing about the refcount table,
-    /// which can be rebuilt.
+    /// Parses the first cluster as [`Header::parse`] does, but does not validate the refcount
+    /// table, which can be rebuilt.
     pub fn parse_for_repair(first: &[u8]) -> Result<Header> {
         let cluster = Header::len_to_read(first)?;
         let first = &first[..first.len().min(cluster)];
@@ -227,7 +231,7 @@ impl Header {
         })
     }
 
-    /// Takes the backing file's name; where it starts.
+    /// Parses the backing file's name. Returns the offset of the name, if the header has one.
     fn parse_backing(&mut self, first: &[u8], header_len: usize) -> Result<Option<usize>> {
         let (offset, len) = (u64_at(first, 8), u32_at(first, 16));
         if offset == 0 {
@@ -251,7 +255,7 @@ impl Header {
                 "the backing file's name '{name}' is invalid"
             )));
         }
-        // An empty name is none.
+        // An empty name means that there is no backing file.
         self.backing_file = (!name.is_empty()).then(|| name.to_vec());
         Ok(Some(at))
     }
@@ -343,7 +347,7 @@ impl Header {
         Ok(())
     }
 
-    /// Whether the refcount table's place can be right.
+    /// Validates the refcount table's offset and size.
     pub fn validate_refcount_table(&self) -> Result<()> {
         if self.refcount_table_clusters == 0 {
             return Err(Error::invalid("it has no refcount table"));
@@ -352,18 +356,22 @@ impl Header {
         self.validate_table("refcount table", offset, bytes, MAX_REFCOUNT_TABLE_BYTES)
     }
 
-    /// Bytes of the refcount table.
+    /// Size of the refcount table in bytes.
     pub fn refcount_table_bytes(&self) -> u64 {
         u64::from(self.refcount_table_clusters) << self.cluster_bits
     }
 
-    /// Guest data is encrypted.
+    /// Whether guest data is encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.crypt_method != CryptMethod::None
     }
 
-    /// Where the header is that says how guest data is encrypted: None, it is not. Encryption as of old, without such
-    /// a header, is refused.
+    /// Returns the place of the encryption header, or `None` if guest data is not encrypted.
+    ///
+    /// # Errors
+    ///
+    /// Fails for the obsolete AES encryption, which has no encryption header, and for an invalid
+    /// place.
     pub fn encryption(&self) -> Result<Option<CryptoHeader>> {
         match self.crypt_method {
             CryptMethod::None => return Ok(None),
@@ -397,7 +405,7 @@ impl Header {
         }
     }
 
-    /// Sizes that follow from the header.
+    /// Returns the sizes that follow from the header.
     pub fn geometry(&self) -> Geometry {
         Geometry {
             cluster_bits: self.cluster_bits,
@@ -412,22 +420,22 @@ impl Header {
         self.incompatible & incompatible != 0
     }
 
-    /// Refcounts may be wrong.
+    /// Whether refcounts may be wrong.
     pub fn is_dirty(&self) -> bool {
         self.has(INCOMPATIBLE_DIRTY)
     }
 
-    /// Somebody found something wrong, and stopped writing.
+    /// Whether the corrupt bit is set: software found corrupt metadata and stopped writing.
     pub fn is_corrupt(&self) -> bool {
         self.has(INCOMPATIBLE_CORRUPT)
     }
 
-    /// The external data file is a raw image by itself.
+    /// Whether the external data file is a raw image by itself.
     pub fn data_file_is_raw(&self) -> bool {
         self.has(INCOMPATIBLE_DATA_FILE) && self.autoclear & AUTOCLEAR_RAW_DATA_FILE != 0
     }
 
-    /// The format of the backing file, where the image says it.
+    /// The format of the backing file, if the image names it.
     pub fn backing_format(&self) -> Option<&[u8]> {
         self.extensions.iter().find_map(|e| match e {
             Extension::BackingFormat(name) => Some(name.as_slice()),
@@ -435,7 +443,7 @@ impl Header {
         })
     }
 
-    /// The name of the external data file, where the image says it.
+    /// The name of the external data file, if the image has one.
     pub fn data_file(&self) -> Option<&[u8]> {
         self.extensions.iter().find_map(|e| match e {
             Extension::DataFile(name) => Some(name.as_slice()),
@@ -443,7 +451,7 @@ impl Header {
         })
     }
 
-    /// The bitmaps, if they can be believed.
+    /// The bitmaps extension, if the autoclear bit marks it as consistent.
     pub fn bitmaps(&self) -> Option<&BitmapsExtension> {
         let consistent = self.autoclear & AUTOCLEAR_BITMAPS != 0;
         self.extensions.iter().find_map(|e| match e {
@@ -452,16 +460,19 @@ impl Header {
         })
     }
 
-    /// What must be done before the first write: unknown autoclear bits go.
-    /// True when that changed the header.
+    /// Prepares the header for the first write to the image: clears unknown autoclear bits. Returns
+    /// whether the header has changed.
     pub fn prepare_for_writing(&mut self) -> bool {
         let before = self.autoclear;
         self.autoclear &= AUTOCLEAR_KNOWN;
         self.autoclear != before
     }
 
-    /// The header as bytes, with its extensions and the backing file's name.
-    /// Fails when that is longer than a cluster.
+    /// Encodes the header with its extensions and the backing file's name.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the result is longer than a cluster.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; if self.version == 2 { V2_LEN } else { FULL_LEN }];
         bytes[..4].copy_from_slice(&MAGIC);

@@ -1,18 +1,17 @@
-//! qcow2, versions 2 and 3: its structures as bytes.
+//! Structures of qcow2 images, versions 2 and 3, as bytes.
 //!
-//! The specification is QEMU's docs/interop/qcow2.rst; the limits on sizes are
-//! those of QEMU's block/qcow2.h, so that both refuse the same images. All
-//! numbers in the file are big-endian. No function here does I/O: whoever
-//! does says which bytes and gets checked values.
+//! The specification is QEMU's docs/interop/qcow2.rst. The size limits are those of QEMU's
+//! block/qcow2.h, so that QEMU and Fathom refuse the same images. All numbers in the file are
+//! big-endian. No function here does I/O: the caller reads the bytes, and these functions return
+//! checked values.
 //!
-//! - [`Header`]: the first cluster, with its [`Extension`]s and the
-//!   [`FeatureName`]s;
-//! - [`Geometry`]: sizes and indexes that follow from it;
-//! - [`L1Entry`], [`L2Entry`] and what the latter means, [`Cluster`];
-//! - [`compress`], [`decompress`]: what a compressed cluster is;
-//! - [`refcount`]: refcount table entries, and blocks of all widths;
-//! - [`snapshot`] and [`bitmap`]: the snapshot table, the bitmap directory;
-//! - [`Regions`]: where metadata is, so that no write hits it by mistake.
+//! - [`Header`]: the first cluster, with its [`Extension`]s and the [`FeatureName`]s;
+//! - [`Geometry`]: sizes and indexes that follow from the header;
+//! - [`L1Entry`], [`L2Entry`] and [`Cluster`], the decoded form of an L2 entry;
+//! - [`compress`], [`decompress`]: the contents of compressed clusters;
+//! - [`refcount`]: refcount table entries, and refcount blocks of all widths;
+//! - [`snapshot`] and [`bitmap`]: the snapshot table and the bitmap directory;
+//! - [`Regions`]: the places of metadata, which keep writes from overwriting metadata by mistake.
 
 use crate::HostOffset;
 
@@ -41,21 +40,21 @@ pub use geometry::Geometry;
 pub use header::{CompressionType, CryptMethod, Header, MAGIC, MAX_HEADER_LEN};
 pub use regions::{Overlap, Region, Regions};
 
-/// Cluster sizes: 512 bytes to 2 MiB.
+/// log2 of the smallest cluster size, 512 bytes.
 pub const MIN_CLUSTER_BITS: u32 = 9;
-/// See [`MIN_CLUSTER_BITS`].
+/// log2 of the largest cluster size, 2 MiB.
 pub const MAX_CLUSTER_BITS: u32 = 21;
-/// The smallest cluster that can have 32 subclusters of a sector at least.
+/// log2 of the smallest cluster size whose 32 subclusters have at least 512 bytes each: 16 KiB.
 pub const MIN_EXTENDED_L2_CLUSTER_BITS: u32 = 14;
-/// Bytes of the largest L1 table.
+/// Maximum size of an L1 table in bytes.
 pub const MAX_L1_BYTES: u64 = 32 << 20;
-/// Bytes of the largest refcount table.
+/// Maximum size of the refcount table in bytes.
 pub const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
-/// Snapshots of one image.
+/// Maximum number of internal snapshots in an image.
 pub const MAX_SNAPSHOTS: u32 = 65536;
-/// Bytes of the largest snapshot table.
+/// Maximum size of the snapshot table in bytes.
 pub const MAX_SNAPSHOT_TABLE_BYTES: u64 = 64 << 20;
-/// Bytes of a backing file's name.
+/// Maximum length of a backing file's name in bytes.
 pub const MAX_BACKING_NAME: u32 = 1023;
-/// Where offsets in L1, L2 and bitmap tables end: 56 bits.
+/// Exclusive upper limit of the offsets in L1, L2 and bitmap tables, which have 56 bits.
 pub const MAX_HOST_OFFSET: HostOffset = HostOffset(1 << 56);

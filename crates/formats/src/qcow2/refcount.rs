@@ -1,21 +1,21 @@
-//! Refcounts: table entries, and blocks of all widths.
+//! Refcount table entries, and refcount blocks of all widths.
 
 use super::bytes::{put_u32, put_u64, u16_at, u32_at, u64_at};
 use super::{EntryError, Geometry};
 use crate::HostOffset;
 
-/// Bits of a table entry that must be 0.
+/// Bits of a refcount table entry that must be 0.
 const RESERVED: u64 = 0x1ff;
 
-/// An entry of the refcount table: where a block is.
+/// An entry of the refcount table: the place of a refcount block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableEntry(pub u64);
 
 impl TableEntry {
-    /// Bytes in the file.
+    /// Size of an entry in bytes.
     pub const SIZE: u64 = 8;
 
-    /// Where the block starts, or `None`: all its refcounts are 0.
+    /// Returns the start of the refcount block, or `None` if all refcounts of the block are 0.
     pub fn block(self, geometry: &Geometry) -> Result<Option<HostOffset>, EntryError> {
         let offset = HostOffset(self.0);
         if self.0 & RESERVED != 0 {
@@ -28,18 +28,18 @@ impl TableEntry {
     }
 }
 
-/// Room for a refcount block that a table has no entry for.
+/// Size of a new refcount table, for a block number that the current table has no entry for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongerTable {
-    /// New blocks, from that one on: they count themselves and the table.
+    /// Number of new refcount blocks, from the missing one on. They count themselves and the table.
     pub blocks: u64,
-    /// Clusters of the new table, which follows the blocks.
+    /// Number of clusters of the new table, which follows the blocks.
     pub clusters: u64,
 }
 
 impl LongerTable {
-    /// For block `number`, where the table has `entries` entries: twice as long, and long enough for
-    /// the blocks that the table and they themselves need.
+    /// Computes the new table for block `number`, when the table has `entries` entries. The new
+    /// table has at least twice as many entries, and enough for the blocks that it and they need.
     pub fn new(g: &Geometry, number: u64, entries: u64) -> LongerTable {
         let per_cluster = g.cluster_size() / TableEntry::SIZE;
         let mut blocks = 1;
@@ -54,21 +54,22 @@ impl LongerTable {
     }
 }
 
-/// Clusters of an image, and those of its refcounts.
+/// Number of clusters of an image, and the share of its refcount structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// All clusters, from the header on.
+    /// All clusters, including the header.
     pub clusters: u64,
-    /// Refcount blocks.
+    /// Number of refcount blocks.
     pub blocks: u64,
-    /// Clusters of the refcount table.
+    /// Number of clusters of the refcount table.
     pub table_clusters: u64,
 }
 
 impl Extent {
-    /// The image after `more` clusters were allocated, none of which was free before: with a new
-    /// refcount block whenever the last one is full, and a longer table whenever that is full. The
-    /// clusters of former tables count, since they may not be reused.
+    /// Returns the extent after `more` clusters have been allocated at the end of the image. A
+    /// refcount block is added whenever the last one is full, and a longer refcount table whenever
+    /// the table is full. The clusters of former tables still count, because they may not be
+    /// reused.
     pub fn grown(mut self, g: &Geometry, mut more: u64) -> Extent {
         let entries = g.refcount_block_entries();
         let per_cluster = g.cluster_size() / TableEntry::SIZE;
@@ -98,8 +99,8 @@ impl Extent {
     }
 }
 
-/// Refcount number `index` of a block. `order` is log2 of the width in bits;
-/// widths below a byte count from the least significant bit.
+/// Returns refcount number `index` of a block. `order` is log2 of the width in bits. Widths below 8
+/// bits count from the least significant bit of each byte.
 #[inline]
 pub fn get(block: &[u8], order: u32, index: usize) -> u64 {
     match order {
@@ -115,7 +116,7 @@ pub fn get(block: &[u8], order: u32, index: usize) -> u64 {
     }
 }
 
-/// Changes a refcount of a block; `value` fits its width.
+/// Sets refcount number `index` of a block. `value` must fit the width.
 #[inline]
 pub fn set(block: &mut [u8], order: u32, index: usize, value: u64) {
     debug_assert!(value <= u64::MAX >> (64 - (1 << order)));
@@ -154,7 +155,7 @@ mod tests {
             assert_eq!(get(&block, order, 5), max);
             assert_eq!(get(&block, order, 6), 0);
         }
-        // Sub-byte widths start at the least significant bit.
+        // Widths below 8 bits start at the least significant bit.
         assert_eq!(get(&[0b0000_0100], 0, 2), 1);
         assert_eq!(get(&[0x21], 2, 1), 2);
     }

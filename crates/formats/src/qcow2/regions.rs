@@ -1,14 +1,14 @@
-//! Where metadata is, so that no write hits it by mistake.
+//! The places of metadata, which keep writes from overwriting metadata by mistake.
 
 use super::{Header, L1Entry};
 use crate::HostOffset;
 use std::fmt;
 use std::ops::Range;
 
-/// What is in a range of the file.
+/// The kind of metadata in a range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {
-    /// The first cluster.
+    /// The header, in the first cluster.
     Header,
     /// The active L1 table.
     ActiveL1,
@@ -44,19 +44,19 @@ impl fmt::Display for Region {
     }
 }
 
-/// Ranges of the file in whole clusters, each with what is in it. Lookups cost
-/// the logarithm of their number.
+/// Ranges of the file in whole clusters, each with its kind of metadata. A lookup takes time
+/// proportional to the logarithm of the number of ranges.
 #[derive(Clone, Debug, Default)]
 pub struct Regions {
     cluster_bits: u32,
-    /// By their ends. Ranges that were added first may hide later ones that
-    /// overlap them; `add` says so.
+    /// Start and kind of each range, by the range's end. A range that overlaps an earlier one is
+    /// not stored; `add` reports the overlap.
     by_end: std::collections::BTreeMap<u64, (u64, Region)>,
 }
 
 impl Regions {
-    /// What the header alone tells, and the overlaps among it.
-    /// `snapshot_table_bytes` is 0 where there are no snapshots.
+    /// Collects the regions that the header describes, and the overlaps among them.
+    /// `snapshot_table_bytes` is 0 if there are no snapshots.
     pub fn of_header(header: &Header, snapshot_table_bytes: u64) -> (Regions, Vec<Overlap>) {
         let mut regions = Regions {
             cluster_bits: header.cluster_bits,
@@ -64,7 +64,7 @@ impl Regions {
         };
         let l1 = u64::from(header.l1_entries) * L1Entry::SIZE;
         let bitmaps = header.bitmaps();
-        // (One that is not valid has been refused.)
+        // An invalid encryption header has been refused before.
         let crypto = header.encryption().ok().flatten();
         let parts = [
             (Region::Header, HostOffset(0), 1),
@@ -97,7 +97,7 @@ impl Regions {
         (regions, overlaps)
     }
 
-    /// No regions yet.
+    /// Creates an empty set of regions.
     pub fn new(cluster_bits: u32) -> Regions {
         Regions {
             cluster_bits,
@@ -110,12 +110,12 @@ impl Regions {
         self.cluster_bits
     }
 
-    /// All of them, as ranges of clusters.
+    /// Returns all regions as ranges of cluster numbers.
     pub fn clusters_of_all(&self) -> impl Iterator<Item = Range<u64>> {
         self.by_end.iter().map(|(end, (start, _))| *start..*end)
     }
 
-    /// The whole clusters of `len` bytes from `offset` on; empty for `len` 0.
+    /// Returns the clusters that `len` bytes from `offset` touch. The range is empty if `len` is 0.
     fn clusters(&self, offset: HostOffset, len: u64) -> Range<u64> {
         let start = offset.cluster(self.cluster_bits);
         if len == 0 {
@@ -125,7 +125,8 @@ impl Regions {
         start..last + 1
     }
 
-    /// Adds a region, rounded out to clusters, or says what is there already.
+    /// Adds a region, rounded out to clusters. Fails if the region overlaps an existing one, and
+    /// then does not add it.
     pub fn add(&mut self, region: Region, offset: HostOffset, len: u64) -> Result<(), Overlap> {
         if let Some(at) = self.overlap(offset, len) {
             return Err(Overlap { region, with: at });
@@ -137,13 +138,13 @@ impl Regions {
         Ok(())
     }
 
-    /// Forgets the region that starts there.
+    /// Removes the region that covers `len` bytes from `offset`.
     pub fn remove(&mut self, offset: HostOffset, len: u64) {
         let end = self.clusters(offset, len).end;
         self.by_end.remove(&end);
     }
 
-    /// What a write of `len` bytes at `offset` would hit.
+    /// Returns the first region that a write of `len` bytes at `offset` would overwrite.
     pub fn overlap(&self, offset: HostOffset, len: u64) -> Option<Region> {
         let clusters = self.clusters(offset, len);
         if clusters.is_empty() {
@@ -154,13 +155,13 @@ impl Regions {
     }
 }
 
-/// Two kinds of metadata in one cluster.
+/// Two regions that share a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{region} overlaps {with}")]
 pub struct Overlap {
-    /// What was added.
+    /// The region that was to be added.
     pub region: Region,
-    /// What was there.
+    /// The region that was there before.
     pub with: Region,
 }
 

@@ -3,41 +3,41 @@
 use super::bytes::{printable, put_u32, put_u64, u16_at, u32_at, u64_at};
 use crate::{Error, HostOffset, Result};
 
-/// Bytes of an entry before its extra data.
+/// Length of an entry's fixed part in bytes, before the extra data.
 pub const FIXED_LEN: usize = 40;
-/// Extra data that QEMU accepts.
+/// Maximum length of the extra data in bytes that QEMU accepts.
 pub const MAX_EXTRA: usize = 1024;
-/// Extra data that version 3 demands.
+/// Minimum length of the extra data in bytes in version 3.
 pub const LEAST_EXTRA_V3: usize = 16;
-/// The instruction count where there is none.
+/// Value of the instruction count field when there is no instruction count.
 pub const NO_ICOUNT: u64 = u64::MAX;
-/// The longest entry: fixed part, extra data, ID and name.
+/// Maximum length of an entry in bytes: fixed part, extra data, ID, name and padding.
 pub const MAX_ENTRY: usize = FIXED_LEN + MAX_EXTRA + 2 * 65535 + 8;
 
 /// An internal snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Where its L1 table starts.
+    /// Where the snapshot's L1 table starts.
     pub l1_offset: HostOffset,
-    /// Entries of that table.
+    /// Number of entries of that L1 table.
     pub l1_entries: u32,
-    /// Unique.
+    /// The snapshot's ID, unique in the image.
     pub id: Vec<u8>,
-    /// Chosen by the user.
+    /// The snapshot's name, chosen by the user.
     pub name: Vec<u8>,
-    /// When it was taken: seconds since the epoch, and nanoseconds.
+    /// The time of the snapshot: seconds since the epoch, and nanoseconds.
     pub date: (u32, u32),
-    /// How long the guest had run, in nanoseconds.
+    /// Time that the guest had run before the snapshot, in nanoseconds.
     pub vm_clock: u64,
-    /// The field of 32 bits, which the extra data overrules.
+    /// The 32-bit size of the VM state in bytes. A size in the extra data overrides this field.
     pub vm_state_size_32: u32,
-    /// Known and unknown fields; see the accessors.
+    /// Extra data, with known and unknown fields. The accessors read the known ones.
     pub extra: Vec<u8>,
 }
 
 impl Snapshot {
-    /// Parses the entry at the start of `bytes`, and says how long it is.
-    /// `bytes` has [`MAX_ENTRY`] bytes or all that remain of the table's limit.
+    /// Parses the entry at the start of `bytes`. Also returns the length of the entry in bytes.
+    /// `bytes` has [`MAX_ENTRY`] bytes, or all that remain up to the table's size limit.
     pub fn parse(bytes: &[u8]) -> Result<(Snapshot, usize)> {
         let cut = || Error::invalid("its snapshot table is truncated or too large");
         let fixed = bytes.get(..FIXED_LEN).ok_or_else(cut)?;
@@ -95,22 +95,22 @@ impl Snapshot {
         (self.extra.len() >= at + 8).then(|| u64_at(&self.extra, at))
     }
 
-    /// Bytes of saved VM state.
+    /// Size of the saved VM state in bytes.
     pub fn vm_state_size(&self) -> u64 {
         self.extra_u64(0).unwrap_or(self.vm_state_size_32.into())
     }
 
-    /// The disk's size when it was taken, where it is known.
+    /// The disk's size in bytes at the time of the snapshot, if the entry has that field.
     pub fn disk_size(&self) -> Option<u64> {
         self.extra_u64(8)
     }
 
-    /// The instruction count of record and replay, where there is one.
+    /// The instruction count for record and replay, if there is one.
     pub fn icount(&self) -> Option<u64> {
         self.extra_u64(16).filter(|n| *n != NO_ICOUNT)
     }
 
-    /// For people: ID and name, or the start of them.
+    /// Returns the ID and name for messages, each cut to 64 bytes.
     pub fn shown(&self) -> String {
         let start = |text: &[u8]| printable(&text[..text.len().min(64)]);
         format!("{} ({})", start(&self.id), start(&self.name))

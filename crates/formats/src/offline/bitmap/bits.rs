@@ -1,4 +1,4 @@
-//! What is dirty in a bitmap.
+//! The contents of a bitmap.
 
 use crate::qcow2::bitmap::{Bitmap, TableEntry};
 use crate::qcow2::{Geometry, Header};
@@ -6,18 +6,18 @@ use crate::{Error, Result};
 use fathom_files::{ImageFile, read_up_to};
 use std::ops::Range;
 
-/// The bits of one bitmap, read as they are looked at. Bit n, counted from the least significant
-/// one of the first byte, stands for the n-th piece of the disk.
+/// The bits of one bitmap, read on demand. Bit n, counted from the least significant bit of the
+/// first byte, covers the n-th granule of the disk.
 pub struct Bits<'a> {
     file: &'a dyn ImageFile,
     g: Geometry,
     granularity: u64,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     size: u64,
     table: Vec<TableEntry>,
 }
 
-/// What a cluster of bits has in it.
+/// The contents of a cluster of bits.
 pub(super) enum Cluster {
     Zeroes,
     Ones,
@@ -25,7 +25,7 @@ pub(super) enum Cluster {
 }
 
 impl<'a> Bits<'a> {
-    /// Of a bitmap that is on disk, and [may be used](super::check_usable).
+    /// Opens a bitmap on disk that [may be used](super::check_usable).
     pub fn read(file: &'a dyn ImageFile, header: &Header, bitmap: &Bitmap) -> Result<Bits<'a>> {
         super::check_usable(bitmap)?;
         let g = header.geometry();
@@ -41,7 +41,7 @@ impl<'a> Bits<'a> {
         Ok(Bits::new(file, header, bitmap, table))
     }
 
-    /// Of one with this table.
+    /// Opens a bitmap that has this table.
     pub(super) fn new(
         file: &'a dyn ImageFile,
         header: &Header,
@@ -57,28 +57,28 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub fn disk_size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes that a bit stands for.
+    /// Number of bytes of the disk that a bit covers.
     pub fn granularity(&self) -> u64 {
         self.granularity
     }
 
-    /// Bytes of a cluster of bits.
+    /// Size of a cluster of bits in bytes.
     pub(super) fn cluster_bytes(&self) -> usize {
         self.g.cluster_size() as usize
     }
 
-    /// Bytes of the disk that one cluster of bits stands for.
+    /// Number of bytes of the disk that one cluster of bits covers.
     fn reach(&self) -> u64 {
         // At most 2^21 * 8 * 2^31.
         self.g.cluster_size() * 8 * self.granularity
     }
 
-    /// Bytes of the disk that a cluster of bits is about.
+    /// Returns the range of the disk that a cluster of bits covers.
     pub(super) fn range_of(&self, index: usize) -> Range<u64> {
         let reach = self.reach();
         let start = (index as u64).saturating_mul(reach).min(self.size);
@@ -102,8 +102,8 @@ impl<'a> Bits<'a> {
         Ok(Cluster::Mixed(bytes))
     }
 
-    /// Calls `dirty` for each piece of `range` that is dirty, in order; neighbours may come as one
-    /// or as several.
+    /// Calls `dirty` for each dirty piece of `range`, in order. Adjacent pieces may be reported
+    /// together or separately.
     pub fn for_each(
         &self,
         range: Range<u64>,
@@ -133,7 +133,7 @@ impl<'a> Bits<'a> {
         Ok(())
     }
 
-    /// All of them, from the lowest bit of the first word on.
+    /// Returns all bits as words, starting with the lowest bit of the first word.
     pub(crate) fn words(&self) -> Result<Vec<u64>> {
         let count = self.size.div_ceil(self.granularity).div_ceil(64) as usize;
         let mut words = Vec::with_capacity(count);
@@ -147,7 +147,7 @@ impl<'a> Bits<'a> {
                     words.extend(of.map(|word| u64::from_le_bytes(*word)));
                 }
             }
-            // (There may be more of the table than of the disk.)
+            // The table may cover more than the disk.
             if words.len() >= count {
                 break;
             }
@@ -160,7 +160,7 @@ impl<'a> Bits<'a> {
         Ok(words)
     }
 
-    /// Bytes of the disk that are dirty.
+    /// Number of dirty bytes of the disk.
     pub fn count(&self) -> Result<u64> {
         let mut count = 0;
         self.for_each(0..self.size, &mut |dirty| {
@@ -171,7 +171,7 @@ impl<'a> Bits<'a> {
     }
 }
 
-/// The runs of ones.
+/// Returns the runs of bits that are 1.
 fn runs(bytes: &[u8]) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for (at, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
@@ -193,8 +193,8 @@ fn runs(bytes: &[u8]) -> Vec<Range<u64>> {
     runs
 }
 
-/// Refuses tables of more bits than a bitmap can have, and tables that cannot all be in the file
-/// without overlapping. So the work of reading them is bounded by the file's length.
+/// Refuses a table of more bits than a bitmap can have, and tables that do not fit into the file
+/// without overlapping. This bounds the work of reading them by the file's length.
 pub(crate) fn check_tables<'b>(
     file: &dyn ImageFile,
     g: &Geometry,
@@ -205,7 +205,7 @@ pub(crate) fn check_tables<'b>(
     for bitmap in bitmaps {
         check_table_size(g, bitmap)?;
         let len = u64::from(bitmap.table_entries) * 8;
-        // (Behind the end of the file a table is zeroes, which nobody reads.)
+        // Parts of a table beyond the end of the file are zeroes, which are not read.
         let there = len.min(file_len.saturating_sub(bitmap.table_offset.0));
         room = room
             .checked_sub(there)
@@ -224,7 +224,7 @@ fn check_table_size(g: &Geometry, bitmap: &Bitmap) -> Result<()> {
     )))
 }
 
-/// Reads the table of a bitmap, which is in the file.
+/// Reads the table of a bitmap. Fails if the table is not in the file completely.
 pub(crate) fn read_table(
     file: &dyn ImageFile,
     g: &Geometry,
@@ -246,7 +246,7 @@ pub(crate) fn read_table(
         .collect())
 }
 
-/// A name, for messages.
+/// Makes a bitmap's name printable for messages.
 pub(super) fn printable(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_debug().to_string()
 }

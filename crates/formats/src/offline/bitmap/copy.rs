@@ -1,4 +1,4 @@
-//! Bitmaps that go with a disk into another image.
+//! Copies bitmaps to another image.
 
 use super::{Bitmaps, Bits, Change, check_tables, check_usable, printable};
 use crate::offline::Image;
@@ -7,18 +7,18 @@ use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 
-/// What is done about bitmaps that miss writes.
+/// What happens to bitmaps that were not closed cleanly and miss writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// Nothing is copied at all.
+    /// The copy fails, and nothing is copied.
     Refuse,
-    /// They are left out.
+    /// These bitmaps are skipped.
     Skip,
 }
 
-/// Copies all bitmaps of one qcow2 image into another, in one change: names, granularities, flags
-/// and contents. The target has none of those names, and a disk of the same size. Returns the names
-/// of those that were left out. Neither image is in use.
+/// Copies all bitmaps of one qcow2 image to another in one commit: names, granularities, flags and
+/// contents. The target image must have a disk of the same size, and no bitmaps with these names.
+/// Neither image may be in use. Returns the names of the skipped bitmaps.
 pub fn copy(from: &dyn ImageFile, to: &dyn ImageFile, broken: Broken) -> Result<Vec<String>> {
     let Image::Qcow2(header) = Image::read(from, Format::Qcow2)? else {
         return Err(Error::invalid("not a qcow2 image"));

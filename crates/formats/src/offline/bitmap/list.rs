@@ -1,4 +1,4 @@
-//! The bitmaps that there are.
+//! Lists bitmaps.
 
 use super::Bits;
 use crate::offline::Image;
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 /// A bitmap of an image.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// Its entry in the directory.
+    /// The bitmap's directory entry.
     pub bitmap: Bitmap,
-    /// Bytes of the disk that are dirty, where that is known.
+    /// Number of dirty bytes of the disk, if known.
     pub dirty: Option<u64>,
 }
 
-/// All bitmaps of a qcow2 image.
+/// Lists all bitmaps of a qcow2 image.
 pub fn list(file: &dyn ImageFile) -> Result<Vec<Listed>> {
     let header = header_of(file)?;
     let bitmaps = read_bitmaps(file, &header)?;
@@ -34,8 +34,8 @@ pub fn list(file: &dyn ImageFile) -> Result<Vec<Listed>> {
     listed.collect()
 }
 
-/// Those that are wanted: of the others nothing is looked at, however many an image says it has. Of one that cannot be
-/// read it is not known what is dirty.
+/// Lists the bitmaps that `is_wanted` selects. Other bitmaps are not read, however many the image
+/// has. If a bitmap cannot be read, its number of dirty bytes is unknown.
 pub fn list_some(
     file: &dyn ImageFile,
     is_wanted: &mut dyn FnMut(&Bitmap) -> bool,
@@ -58,23 +58,23 @@ fn header_of(file: &dyn ImageFile) -> Result<Header> {
 }
 
 impl Listed {
-    /// Its name, for people.
+    /// The bitmap's name, printable.
     pub fn name(&self) -> String {
         super::printable(&self.bitmap.name)
     }
 
-    /// Whether it is to know of what is written, and can.
+    /// Whether the bitmap is enabled and can record writes.
     pub fn records(&self) -> bool {
         super::records(&self.bitmap)
     }
 
-    /// `in-use` and `auto`, as `qemu-img info` has them.
+    /// The flags `in-use` and `auto`, as `qemu-img info` shows them.
     pub fn flags(&self) -> Vec<&'static str> {
         flag_names(&self.bitmap)
     }
 
-    /// The fields that `qemu-img info --output=json` has of a bitmap, by its names, and `count`, as
-    /// QEMU names the bytes that are dirty.
+    /// Returns the bitmap's fields in `qemu-img info --output=json`, by QEMU's names, and `count`,
+    /// QEMU's name for the number of dirty bytes.
     pub fn to_json(&self) -> Value {
         let mut value = json!({
             "name": String::from_utf8_lossy(&self.bitmap.name),

@@ -1,4 +1,4 @@
-//! More that is dirty: what another bitmap says, or what is going to be written.
+//! Marks more blocks dirty: those of another bitmap, or those that are about to be written.
 
 use super::bits::{Cluster, printable};
 use super::{Bitmaps, Bits, records};
@@ -6,12 +6,12 @@ use crate::qcow2::bitmap::TableEntry;
 use crate::{Error, Result};
 use std::ops::Range;
 
-/// Calls its second argument for each piece of a range of the disk that is dirty.
+/// Calls its second argument for each dirty piece of a range of the disk.
 type Dirty<'a> = dyn FnMut(Range<u64>, &mut dyn FnMut(Range<u64>) -> Result<()>) -> Result<()> + 'a;
 
 impl Bitmaps<'_> {
-    /// What an iterator of `written` gives, in order, is dirty from now on in all bitmaps that
-    /// record writes. `written` is called for each of them anew.
+    /// Marks the ranges that an iterator of `written` yields, in order, as dirty in all bitmaps
+    /// that record writes. `written` is called once per bitmap.
     pub fn record<I: Iterator<Item = Range<u64>>>(
         &mut self,
         mut written: impl FnMut() -> I,
@@ -38,8 +38,8 @@ impl Bitmaps<'_> {
         Ok(())
     }
 
-    /// What is dirty in `source` is dirty in the bitmap `name`, too, whatever their granularities
-    /// are. Bits that are not stored yet, and those that change, get clusters of their own.
+    /// Merges `source` into the bitmap `name`. The granularities may differ. Clusters of bits that
+    /// change, or were not stored before, are written to new clusters.
     pub(super) fn merge(&mut self, name: &str, source: &Bits) -> Result<()> {
         let index = self.usable(name)?;
         let target = self.bits(index)?;
@@ -54,7 +54,8 @@ impl Bitmaps<'_> {
         self.add_bits(index, &mut |range, dirty| source.for_each(range, dirty))
     }
 
-    /// `source` is asked about ranges in order, not about all.
+    /// Merges dirty pieces into a bitmap. `source` is called for ranges in ascending order, but not
+    /// for all ranges.
     fn add_bits(&mut self, index: usize, source: &mut Dirty) -> Result<()> {
         let target = self.bits(index)?;
         let mut table = self.take_table(index)?;
@@ -81,7 +82,8 @@ impl Bitmaps<'_> {
     }
 }
 
-/// A cluster of the target's bits with those of the source; `None` when they make no difference.
+/// Returns a cluster of the target's bits merged with those of the source, or `None` if nothing
+/// changes.
 fn merged(target: &Bits, index: usize, source: &mut Dirty) -> Result<Option<Vec<u8>>> {
     let range = target.range_of(index);
     let (granularity, first) = (target.granularity(), range.start);
@@ -102,7 +104,7 @@ fn merged(target: &Bits, index: usize, source: &mut Dirty) -> Result<Option<Vec<
     Ok(bytes.filter(|_| changed))
 }
 
-/// Sets bits; whether any of them was not set.
+/// Sets a range of bits. Returns whether any of them was not set before.
 fn set(bytes: &mut [u8], mut bit: u64, end: u64) -> bool {
     let mut changed = false;
     while bit < end {

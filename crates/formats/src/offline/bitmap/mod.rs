@@ -1,9 +1,9 @@
-//! `fathom img bitmap`: the persistent bitmaps of a qcow2 image, which say what of its disk has
-//! been written since some moment.
+//! `fathom img bitmap`: persistent bitmaps of a qcow2 image, which record the parts of its disk
+//! that have been written since some point in time.
 //!
-//! All changes of one [`Bitmaps`] are one [`Editor::commit`]: see there for what a power cut
-//! leaves. The directory and the tables go to free clusters, and the header's first sector
-//! switches to the new directory together with the flag that it can be believed.
+//! All changes of one [`Bitmaps`] are one [`Editor::commit`], which describes the result of a power
+//! cut. The directory and the tables are written to free clusters. The header's first sector then
+//! switches to the new directory and sets the autoclear bit that marks bitmaps as consistent.
 
 mod bits;
 mod copy;
@@ -28,44 +28,44 @@ use crate::{Error, HostOffset, Result};
 use bits::printable;
 use fathom_files::ImageFile;
 
-/// Bits of one bitmap that QEMU takes.
+/// Maximum number of bits of one bitmap that QEMU accepts.
 pub(crate) const MAX_BITS: u64 = MAX_BITS_BYTES * 8;
-/// Entries of tables that are in memory at once: 256 MiB.
+/// Maximum number of table entries in memory at once, which take 256 MiB.
 const MAX_TABLE_ENTRIES: u64 = 32 << 20;
-/// Bytes of a name.
+/// Maximum length of a bitmap's name in bytes.
 const MAX_NAME: usize = 1023;
 
-/// What is done to one bitmap.
+/// A change of one bitmap.
 #[derive(Clone, Copy)]
 pub enum Change<'a> {
-    /// It comes into being, empty and enabled. Bytes that each bit stands for: by default those of
-    /// a cluster, but 4 KiB to 64 KiB.
+    /// Adds an empty, enabled bitmap. The value is the granularity in bytes. The default is the
+    /// cluster size, but at least 4 KiB and at most 64 KiB.
     Add(Option<u64>),
-    /// It goes.
+    /// Removes the bitmap.
     Remove,
-    /// Nothing is dirty any more.
+    /// Marks everything as clean.
     Clear,
-    /// Writes are recorded from now on.
+    /// Enables the bitmap, which then records writes.
     Enable,
-    /// Writes are not recorded any more.
+    /// Disables the bitmap, which then records no writes.
     Disable,
-    /// What is dirty in another bitmap of the image is dirty in this one, too.
+    /// Merges another bitmap of the image into this one.
     Merge(&'a str),
-    /// Likewise for a bitmap of another image, whose disk has the same size.
+    /// Merges a bitmap of another image, whose disk has the same size, into this one.
     MergeFrom(&'a Bits<'a>),
 }
 
-/// The bitmaps of an image that nobody uses, to be changed. Dropped without a commit, the image is
-/// as it was.
+/// The bitmaps of an image that is not in use, for changes. If dropped without a commit, the image
+/// is unchanged.
 pub struct Bitmaps<'a> {
     editor: Editor<'a>,
     bitmaps: Vec<Held>,
 }
 
-/// One bitmap as it will be.
+/// A bitmap as it will be after the commit.
 struct Held {
     bitmap: Bitmap,
-    /// Its table, once it is not the one on disk any more: that has been released.
+    /// The bitmap's table, once it differs from the one on disk, which has been released then.
     table: Option<Vec<TableEntry>>,
 }
 
@@ -77,12 +77,13 @@ impl From<Bitmap> for Held {
 }
 
 impl<'a> Bitmaps<'a> {
-    /// Those that can be believed: what is left of others goes with the commit.
+    /// Opens the bitmaps of an image if its header marks them as consistent. If not, the commit
+    /// drops the bitmaps extension.
     pub fn open(file: &'a dyn ImageFile) -> Result<Bitmaps<'a>> {
         Bitmaps::of(Editor::open(file)?)
     }
 
-    /// Does one change, in memory and in free clusters.
+    /// Makes one change, in memory and in free clusters.
     pub fn change(&mut self, name: &str, change: Change) -> Result<()> {
         match change {
             Change::Add(granularity) => self.add(name.as_bytes(), granularity),
@@ -118,7 +119,7 @@ impl<'a> Bitmaps<'a> {
         self.editor.commit()
     }
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     fn disk_size(&self) -> u64 {
         self.editor.header().size & !511
     }
@@ -127,7 +128,7 @@ impl<'a> Bitmaps<'a> {
         self.bitmaps.iter().position(|b| b.bitmap.name == name)
     }
 
-    /// Any bitmap of that name.
+    /// Returns the index of the bitmap with that name, usable or not.
     fn index(&self, name: &str) -> Result<usize> {
         let found = self.find(name.as_bytes());
         found.ok_or_else(|| {
@@ -137,7 +138,7 @@ impl<'a> Bitmaps<'a> {
         })
     }
 
-    /// A bitmap that may be looked at and changed.
+    /// Returns the index of a bitmap that may be read and changed.
     fn usable(&self, name: &str) -> Result<usize> {
         let index = self.index(name)?;
         check_usable(&self.bitmaps[index].bitmap)?;
@@ -229,7 +230,7 @@ impl<'a> Bitmaps<'a> {
         Ok(())
     }
 
-    /// A bitmap's bits as they will be.
+    /// Returns a bitmap's bits, including the pending changes.
     fn bits(&self, index: usize) -> Result<Bits<'a>> {
         let (file, header, held) = (
             self.editor.file(),
@@ -242,7 +243,7 @@ impl<'a> Bitmaps<'a> {
         }
     }
 
-    /// Refuses to keep so many more entries of tables in memory.
+    /// Fails if `entries` more table entries in memory would exceed the limit.
     fn check_memory(&self, entries: u64) -> Result<()> {
         let tables = self.bitmaps.iter().filter_map(|held| held.table.as_ref());
         let kept: usize = tables.map(Vec::len).sum();
@@ -255,7 +256,8 @@ impl<'a> Bitmaps<'a> {
         }
     }
 
-    /// Its table, which it has not any more; the one on disk is released.
+    /// Removes and returns a bitmap's table. If the table is still the one on disk, it is read and
+    /// its clusters are released.
     fn take_table(&mut self, index: usize) -> Result<Vec<TableEntry>> {
         if let Some(table) = self.bitmaps[index].table.take() {
             return Ok(table);
@@ -268,7 +270,7 @@ impl<'a> Bitmaps<'a> {
         Ok(table)
     }
 
-    /// The bits that an entry refers to are not referred to any more.
+    /// Removes the reference to the cluster of bits that an entry refers to.
     fn release(&mut self, entry: TableEntry) -> Result<()> {
         let g = self.editor.geometry();
         let place = entry.cluster(&g);
@@ -321,17 +323,18 @@ impl<'a> Bitmaps<'a> {
     }
 }
 
-/// Whether a bitmap is to know of what is written, and can.
+/// Whether a bitmap is enabled and can record writes.
 fn records(bitmap: &Bitmap) -> bool {
     bitmap.flags & FLAG_AUTO != 0 && is_believed(bitmap)
 }
 
-/// Whether what it says is right, and may be looked at.
+/// Whether a bitmap's contents are valid and may be read.
 pub(crate) fn is_believed(bitmap: &Bitmap) -> bool {
     check_usable(bitmap).is_ok()
 }
 
-/// Nobody knows what is dirty in a bitmap that was not saved well, or what extra data means.
+/// Fails for a bitmap that was not closed cleanly, and for one with unknown extra data that is not
+/// marked compatible.
 fn check_usable(bitmap: &Bitmap) -> Result<()> {
     let name = printable(&bitmap.name);
     if bitmap.flags & FLAG_IN_USE != 0 {

@@ -1,4 +1,4 @@
-//! Bitmaps of disks that get other sizes.
+//! Adapts bitmaps to a new disk size.
 
 use super::{Bitmaps, MAX_BITS, bits, check_usable};
 use crate::offline::edit::Editor;
@@ -7,20 +7,22 @@ use crate::qcow2::bitmap::TableEntry;
 use crate::{Error, Result};
 
 impl<'a> Bitmaps<'a> {
-    /// Of an image that is being changed already; what has changed is committed with them.
+    /// Opens the bitmaps of an image that is being changed already. The editor's pending changes
+    /// are committed together with those of the bitmaps.
     pub(in crate::offline) fn of(editor: Editor<'a>) -> Result<Bitmaps<'a>> {
         let bitmaps = read_bitmaps(editor.file(), editor.header())?;
         let bitmaps = bitmaps.into_iter().map(Into::into).collect();
         Ok(Bitmaps { editor, bitmaps })
     }
 
-    /// Makes them bitmaps of a disk of `new` bytes instead of `old`. What is new is clean. Fails
-    /// where one cannot be used: its bits would be no better afterwards.
+    /// Resizes all bitmaps from a disk of `old` bytes to one of `new` bytes. Bits of the new part
+    /// are clean. Fails if a bitmap is not usable, because its contents would still be invalid
+    /// afterwards.
     pub(in crate::offline) fn resize(&mut self, old: u64, new: u64) -> Result<()> {
         (0..self.bitmaps.len()).try_for_each(|index| self.resize_one(index, old.min(new), new))
     }
 
-    /// One of them, of which the bits of `kept` bytes stay.
+    /// Resizes one bitmap, and keeps the bits of the first `kept` bytes.
     fn resize_one(&mut self, index: usize, kept: u64, new: u64) -> Result<()> {
         let g = self.editor.geometry();
         let bitmap = &self.bitmaps[index].bitmap;
@@ -52,7 +54,7 @@ impl<'a> Bitmaps<'a> {
         Ok(())
     }
 
-    /// The same bits in a cluster of their own, without those from `within` on.
+    /// Copies a cluster of bits to a new cluster and clears the bits from `within` on.
     fn clean_from(&mut self, entry: TableEntry, within: u64) -> Result<TableEntry> {
         let g = self.editor.geometry();
         let place = entry.cluster(&g);

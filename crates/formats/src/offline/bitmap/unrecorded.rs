@@ -1,4 +1,4 @@
-//! Bitmaps that are going to miss writes.
+//! Marks bitmaps that will miss writes.
 
 use crate::offline::info::read_bitmaps;
 use crate::qcow2::Header;
@@ -6,13 +6,13 @@ use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 
-/// Where an entry of the directory has its flags, in bytes.
+/// Byte offset of the flags in a directory entry.
 const FLAGS_AT: u64 = 12;
 
-/// Marks the enabled bitmaps of an image as in use, which is for good: nobody
-/// believes a bitmap of which that is found. Nothing else changes, and it is
-/// durable when this returns; each flag is in one sector. (Disabled ones need
-/// not know of writes.) Returns how many were believed until now.
+/// Marks the enabled bitmaps of an image as in use, permanently: a bitmap found with this flag is
+/// not valid. Disabled bitmaps stay valid, because they need not record writes. Changes nothing
+/// else. Each flag is within one sector, and the flags are durable when this function returns.
+/// Returns the number of bitmaps that were valid until now.
 pub(crate) fn mark_unrecorded(file: &dyn ImageFile, header: &Header) -> Result<usize> {
     let Some(extension) = header.bitmaps() else {
         return Ok(0);

@@ -1,8 +1,9 @@
-//! Sets of clusters.
+//! Sets of cluster numbers.
 
 use std::ops::Range;
 
-/// Clusters by their numbers, one bit each: callers bound these by the file's length.
+/// A set of cluster numbers, one bit each. Memory is proportional to the largest number, which
+/// callers bound by the file's length.
 #[derive(Default)]
 pub(super) struct Clusters(Vec<u64>);
 
@@ -26,7 +27,7 @@ impl Clusters {
         word.is_some_and(|word| word >> (cluster % 64) & 1 == 1)
     }
 
-    /// One more than the last.
+    /// The largest number plus one, or 0 if the set is empty.
     pub(super) fn end(&self) -> u64 {
         let last = self.0.iter().rposition(|word| *word != 0);
         last.map_or(0, |at| {
@@ -34,7 +35,7 @@ impl Clusters {
         })
     }
 
-    /// All of them in order, as few ranges.
+    /// Returns the numbers in order, as the fewest possible ranges.
     pub(super) fn ranges(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (at, word) in self.0.iter().enumerate().filter(|(_, word)| **word != 0) {

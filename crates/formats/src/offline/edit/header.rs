@@ -1,22 +1,22 @@
-//! The header's first sector, the one thing that is written in place.
+//! The header's first sector, the only metadata that is overwritten in place.
 
 use crate::qcow2::{Extension, Header};
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 
-/// What a disk writes wholly or not at all.
+/// Size in bytes of a write that disks perform atomically.
 pub(super) const SECTOR: usize = 512;
 
 /// A change of the header.
 pub(crate) struct Switch {
-    /// What is written before, where the old header has nothing: a backing file's name that has no
-    /// room in the first sector.
+    /// A write to make before the sector is replaced, at an offset that the old header does not
+    /// use: a backing file's name that does not fit into the first sector.
     pub(crate) before: Option<(u64, Vec<u8>)>,
     pub(crate) sector: Vec<u8>,
 }
 
 impl Switch {
-    /// The first cluster, which is `first` before.
+    /// Returns the first cluster after the change. `first` is the cluster before.
     pub(crate) fn applied_to(&self, first: &[u8]) -> Vec<u8> {
         let mut cluster = first.to_vec();
         if let Some((at, name)) = &self.before {
@@ -28,13 +28,13 @@ impl Switch {
         cluster
     }
 
-    /// Makes everything durable that was written before, then the new header.
+    /// Makes all earlier writes durable, and then the new header.
     pub(crate) fn write(&self, file: &dyn ImageFile) -> Result<()> {
         self.prepare(file)?;
         self.apply(file)
     }
 
-    /// Makes everything durable that was written before. The old header stays valid.
+    /// Makes all earlier writes durable. The old header stays valid.
     pub(super) fn prepare(&self, file: &dyn ImageFile) -> Result<()> {
         if let Some((at, name)) = &self.before {
             file.write_at(name, *at).map_err(failed())?;
@@ -42,7 +42,7 @@ impl Switch {
         sync(file)
     }
 
-    /// Replaces the header, durably. After an error the header is the old one or the new one.
+    /// Replaces the header durably. After an error, the header is the old one or the new one.
     pub(super) fn apply(&self, file: &dyn ImageFile) -> Result<()> {
         file.write_at(&self.sector, 0).map_err(failed())?;
         sync(file)
@@ -57,9 +57,10 @@ fn sync(file: &dyn ImageFile) -> Result<()> {
     file.sync().map_err(Error::io("cannot flush"))
 }
 
-/// The first sector of the first cluster after a change of the header. The rest of that cluster
-/// stays as it is, but for a long name: where the extensions change, they are all in the first
-/// sector afterwards, without the features' names if need be, which are a courtesy.
+/// Computes the first sector of the first cluster after a change of the header. The rest of the
+/// cluster stays unchanged, except for a long backing file name. If the extensions change, the new
+/// ones must all fit into the first sector. The optional feature name table is dropped if it does
+/// not fit.
 pub(crate) fn switch(first: &[u8], old: &Header, new: &Header) -> Result<Switch> {
     let has_same_fields = old.version == new.version;
     if has_same_fields && old.extensions == new.extensions && old.backing_file == new.backing_file {
@@ -84,17 +85,18 @@ pub(crate) fn switch(first: &[u8], old: &Header, new: &Header) -> Result<Switch>
     ))
 }
 
-/// The fixed fields, and everything else as it is.
+/// Returns the first sector with new fixed fields. Everything else stays unchanged.
 fn patched(first: &[u8], new: &Header) -> Result<Vec<u8>> {
     let mut sector = first[..SECTOR].to_vec();
-    // Only the fixed part is wanted, which always fits.
+    // Encodes only the fixed part, which always fits.
     let fixed = Header {
         extensions: Vec::new(),
         backing_file: None,
         ..new.clone()
     };
     let bytes = fixed.encode()?;
-    // Size; L1 table to snapshots; features and the refcounts' width. The backing file's name stays where it is.
+    // The size; the fields from L1 table to snapshots; the feature bits and the refcount width. The
+    // place of the backing file's name does not change.
     sector[24..32].copy_from_slice(&bytes[24..32]);
     sector[36..72].copy_from_slice(&bytes[36..72]);
     if new.version >= 3 {
@@ -103,8 +105,9 @@ fn patched(first: &[u8], new: &Header) -> Result<Vec<u8>> {
     Ok(sector)
 }
 
-/// The whole header, if it fits: with the backing file's name behind the extensions, or where it
-/// is, if that is behind the first sector, or else in a place of its own.
+/// Encodes the whole header, or returns `None` if it does not fit. The backing file's name follows
+/// the extensions if it fits there. Otherwise an unchanged name behind the first sector stays, and
+/// any other name gets a new place.
 fn encoded(first: &[u8], old: &Header, new: &Header) -> Result<Option<Switch>> {
     let mut before = None;
     let mut sector = Header {
@@ -138,11 +141,11 @@ fn encoded(first: &[u8], old: &Header, new: &Header) -> Result<Option<Switch>> {
     Ok(Some(Switch { before, sector }))
 }
 
-/// Bytes that a name may have, and more.
+/// Space reserved for a name in bytes, more than the limit of 1023.
 const NAME_ROOM: u64 = 1024;
 
-/// Where a name of `len` bytes can be at the end of the first cluster, out of the old header's way:
-/// the old name is not there, and extensions, which come first, do not reach so far.
+/// Finds a place at the end of the first cluster for a name of `len` bytes. The place does not
+/// overlap the old name, or the old extensions, which come first.
 fn place_of_name(first: &[u8], old: &Header, len: u64) -> Option<u64> {
     let mut at = [0; 8];
     at.copy_from_slice(&first[8..16]);

@@ -1,4 +1,4 @@
-//! An L1 table and the L2 tables below it, of the disk or of a snapshot.
+//! An L1 table and its L2 tables, of the disk or of a snapshot.
 
 use super::Editor;
 use crate::qcow2::{Cluster, Geometry, L1Entry, L2Entry};
@@ -12,14 +12,14 @@ struct Open {
     changed: bool,
 }
 
-/// Where guest clusters are. It is in memory until [`Mapping::store`]; L2 tables that change go to
-/// new places at once.
+/// The mapping of guest clusters. The L1 table is in memory until [`Mapping::store`]. A changed L2
+/// table is written to new clusters as soon as another table is opened.
 pub(crate) struct Mapping {
     l1: Vec<L1Entry>,
     open: Option<Open>,
 }
 
-/// The bytes of the file that an entry refers to, and whose refcounts count that.
+/// Returns the bytes of the image that an entry refers to and that are counted in refcounts.
 fn target(entry: L2Entry, g: &Geometry) -> Option<(HostOffset, u64)> {
     if entry.is_compressed() {
         let range = entry.compressed_range(g);
@@ -31,7 +31,8 @@ fn target(entry: L2Entry, g: &Geometry) -> Option<(HostOffset, u64)> {
     }
 }
 
-/// Calls `change` with each entry of an L2 table that says something; whether any has changed.
+/// Calls `change` for each entry of an L2 table that is not empty. Returns whether any entry
+/// changed.
 fn change_entries(
     bytes: &mut [u8],
     g: &Geometry,
@@ -53,7 +54,7 @@ fn change_entries(
 }
 
 impl Mapping {
-    /// Reads an L1 table, whose place and size were checked.
+    /// Reads an L1 table, whose offset and size have been validated.
     pub(crate) fn read(editor: &Editor, offset: HostOffset, entries: u32) -> Result<Mapping> {
         let bytes = editor.read(offset, u64::from(entries) * L1Entry::SIZE)?;
         let words = bytes.chunks_exact(8);
@@ -64,18 +65,18 @@ impl Mapping {
         })
     }
 
-    /// The disk's.
+    /// Reads the active L1 table.
     pub(crate) fn active(editor: &Editor) -> Result<Mapping> {
         let header = editor.header();
         Mapping::read(editor, header.l1_offset, header.l1_entries)
     }
 
-    /// Entries of the L1 table.
+    /// Number of entries of the L1 table.
     pub(crate) fn l1_entries(&self) -> u64 {
         self.l1.len() as u64
     }
 
-    /// Makes the L1 table longer. It never makes it shorter.
+    /// Extends the L1 table to `entries` entries. Never shortens the table.
     pub(crate) fn grow(&mut self, entries: u64) {
         if entries > self.l1_entries() {
             self.l1.resize(entries as usize, L1Entry::default());
@@ -87,7 +88,8 @@ impl Mapping {
         table.map_err(|e| Error::invalid(format!("L1 table: {e}")))
     }
 
-    /// What the tables say that were not `seen` yet, cluster by cluster, as far as that is something.
+    /// Calls `look` for each cluster that is not empty, in all L2 tables that are not in `seen`
+    /// yet. Adds these tables to `seen`.
     pub(crate) fn each(
         &self,
         editor: &Editor,
@@ -111,7 +113,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Counts one more reference to each L2 table and each cluster.
+    /// Adds one reference to each L2 table and each cluster.
     pub(crate) fn reference(&self, editor: &mut Editor) -> Result<()> {
         let g = editor.geometry();
         for index in 0..self.l1.len() {
@@ -129,7 +131,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Counts one reference less.
+    /// Removes one reference from each L2 table and each cluster.
     pub(crate) fn release(&self, editor: &mut Editor) -> Result<()> {
         let g = editor.geometry();
         (0..self.l1.len()).try_for_each(|index| self.release_table(editor, &g, index))
@@ -148,9 +150,9 @@ impl Mapping {
         editor.release(table, g.cluster_size())
     }
 
-    /// Makes the copied flags say what the refcounts say, for the `tables` L1 tables that are going
-    /// to be stored from this one. L2 tables that change go to new places for these, and stay
-    /// where they are for all others.
+    /// Updates the copied flags according to the refcounts. `tables` is the number of L1 tables
+    /// that will be stored from this mapping. A changed L2 table gets a new place for these L1
+    /// tables. All other L1 tables still refer to the old place.
     pub(crate) fn set_flags(&mut self, editor: &mut Editor, tables: u64) -> Result<()> {
         let g = editor.geometry();
         for index in 0..self.l1.len() {
@@ -174,7 +176,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Puts the L1 table into clusters of its own, which are returned.
+    /// Writes the L1 table to newly allocated clusters. Returns their offset.
     pub(crate) fn store(&mut self, editor: &mut Editor) -> Result<HostOffset> {
         self.close(editor)?;
         let g = editor.geometry();
@@ -189,7 +191,7 @@ impl Mapping {
         Ok(place)
     }
 
-    /// Puts the L1 table into new clusters and makes it the disk's.
+    /// Writes the L1 table to newly allocated clusters and makes it the active L1 table.
     pub(crate) fn store_active(&mut self, editor: &mut Editor) -> Result<()> {
         let (old, entries) = (editor.header().l1_offset, editor.header().l1_entries);
         let place = self.store(editor)?;
@@ -199,7 +201,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Forgets everything from a guest cluster on, and the L1 entries that it leaves over.
+    /// Unmaps all guest clusters from number `cluster` on, and removes the L1 entries that are no
+    /// longer needed.
     pub(crate) fn cut(&mut self, editor: &mut Editor, cluster: u64) -> Result<()> {
         self.close(editor)?;
         let g = editor.geometry();
@@ -208,7 +211,7 @@ impl Mapping {
             self.release_table(editor, &g, index)?;
         }
         self.l1.truncate(keep as usize);
-        // The rest of the last table that stays.
+        // The remaining entries of the last L2 table that stays.
         let rest = cluster..keep << g.l2_bits();
         if self.l1_entries() < keep || rest.is_empty() {
             return Ok(());
@@ -221,7 +224,7 @@ impl Mapping {
         self.close(editor)
     }
 
-    /// What is known of a guest cluster.
+    /// Returns the L2 entry of a guest cluster.
     pub(crate) fn get(&mut self, editor: &mut Editor, cluster: u64) -> Result<L2Entry> {
         let g = editor.geometry();
         let (index, at) = place_of(cluster, &g);
@@ -230,8 +233,8 @@ impl Mapping {
         Ok(open.map_or_else(L2Entry::default, |o| L2Entry::parse(&o.bytes, at, &g)))
     }
 
-    /// Changes what is known of a guest cluster, in the L1 table as long as it is. The old entry's
-    /// clusters lose a reference; those of the new one have theirs already.
+    /// Sets the L2 entry of a guest cluster, which the L1 table must cover. The clusters of the old
+    /// entry lose a reference. Those of the new entry must have theirs already.
     pub(crate) fn set(&mut self, editor: &mut Editor, cluster: u64, entry: L2Entry) -> Result<()> {
         let g = editor.geometry();
         let (index, at) = place_of(cluster, &g);
@@ -269,7 +272,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Puts the L2 table that was changed in a new place.
+    /// Writes the open L2 table to a new place if the table has changed.
     fn close(&mut self, editor: &mut Editor) -> Result<()> {
         let Some(open) = self.open.take().filter(|open| open.changed) else {
             return Ok(());
@@ -288,15 +291,15 @@ impl Mapping {
     }
 }
 
-/// The index in the L1 table, and the byte in the L2 table.
+/// Returns the index in the L1 table and the byte offset in the L2 table.
 fn place_of(cluster: u64, g: &Geometry) -> (usize, usize) {
     let entry = cluster & (g.l2_entries() - 1);
     let index = cluster >> g.l2_bits();
     (index as usize, (entry * g.l2_entry_size()) as usize)
 }
 
-/// Puts a table that `tables` L1 tables refer to in a new place. What it refers to has as many
-/// references as before.
+/// Moves an L2 table that `tables` L1 tables refer to. The refcounts of the clusters that the table
+/// refers to do not change.
 fn move_table(
     editor: &mut Editor,
     old: HostOffset,

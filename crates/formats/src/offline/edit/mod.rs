@@ -1,16 +1,16 @@
-//! Changing a qcow2 image that nobody uses: the old image stays as it is until one write of one
-//! sector makes the new one.
+//! Atomic changes of a qcow2 image that is not in use. The old image stays intact until one write
+//! of one sector activates the new image.
 //!
-//! An [`Editor`] never writes to a cluster that is in use. What changes is written to clusters
-//! that are free in the image as it is on disk: tables by whoever edits, and then, in
-//! [`Editor::commit`], the refcount blocks that changed and a refcount table that leads to them.
-//! After a flush, the header's first sector switches to all of it at once, since L1 table, refcount
-//! table, snapshot table, size and (see [`header`]) the extensions are in it. A power cut or a
-//! kill at any instant leaves the old image or the new one, both without leaks; only the file may
-//! be longer than it needs to be.
+//! An [`Editor`] never writes to a cluster that is in use. New data and tables are written to
+//! clusters that are free in the image on disk. Then [`Editor::commit`] writes the changed refcount
+//! blocks and a refcount table that points to them. After a flush, the commit replaces the header's
+//! first sector, which activates all changes at once. That sector holds the places of the L1 table,
+//! refcount table and snapshot table, the size and (see [`header`]) the extensions. A power cut or
+//! a kill at any instant leaves the old image or the new image, both without leaks. Only the file
+//! may be longer than necessary.
 //!
-//! Nothing is written to an image that a check finds corruptions in, so that what is free is
-//! known: forged tables cannot lead a write anywhere.
+//! An editor refuses an image in which a check finds corruptions. The refcounts are therefore
+//! reliable, and forged tables cannot direct a write to a cluster in use.
 
 mod clusters;
 mod header;
@@ -27,24 +27,30 @@ use crate::{Error, Format, HostOffset, Result};
 use fathom_files::ImageFile;
 use refcounts::Refcounts;
 
-/// A qcow2 image that is being changed. Dropped without a commit, it has changed nothing.
+/// A qcow2 image that is being changed. An editor dropped without a commit has not changed the
+/// image.
 pub struct Editor<'a> {
     file: &'a dyn ImageFile,
     /// The first cluster as it is on disk.
     first: Vec<u8>,
-    /// As it is on disk.
+    /// The header as it is on disk.
     old: Header,
-    /// As it will be.
+    /// The header as it will be after the commit.
     header: Header,
     refcounts: Refcounts<'a>,
-    /// Length that the file gets back if nothing is committed. `None` while the header on disk may
-    /// point behind it.
+    /// Length to which the file is truncated if nothing is committed. `None` while the header on
+    /// disk may refer to clusters beyond that length.
     old_len: Option<u64>,
 }
 
 impl<'a> Editor<'a> {
-    /// Opens an image for changes. One that was not closed is repaired first, as QEMU does it;
-    /// one that is marked corrupt, or has corruptions, or is encrypted, is refused.
+    /// Opens an image for changes. An image that was not closed properly is repaired first, as QEMU
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// Fails for an image that is marked corrupt, has corruptions, or has encryption that is not
+    /// supported.
     pub fn open(file: &'a dyn ImageFile) -> Result<Editor<'a>> {
         let header = read_header(file)?;
         header.encryption()?;
@@ -72,7 +78,7 @@ impl<'a> Editor<'a> {
         Editor::start(file)
     }
 
-    /// Of an image that is known to be sound.
+    /// Opens an image that is known to be sound.
     fn start(file: &'a dyn ImageFile) -> Result<Editor<'a>> {
         let first = qcow2_first_cluster(file)?;
         let old = Header::parse(&first)?;
@@ -88,28 +94,29 @@ impl<'a> Editor<'a> {
         })
     }
 
-    /// The header as it will be.
+    /// The header as it will be after the commit.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The header, for changes: the disk's size, the places of the tables that an editor has
-    /// written, the extensions. The refcount table's fields are the commit's own.
+    /// The header, for changes: the disk's size, the places of tables that were written, the
+    /// extensions. The commit sets the refcount table's fields.
     pub fn header_mut(&mut self) -> &mut Header {
         &mut self.header
     }
 
-    /// Sizes that follow from the header.
+    /// The sizes that follow from the header.
     pub fn geometry(&self) -> Geometry {
         self.header.geometry()
     }
 
-    /// The file.
+    /// The image's file.
     pub fn file(&self) -> &'a dyn ImageFile {
         self.file
     }
 
-    /// `len` bytes from `offset` on; zeroes beyond the end of the file. Callers bound `len`.
+    /// Reads `len` bytes from `offset` on. Bytes beyond the end of the file read as zeroes. The
+    /// caller must bound `len`.
     pub fn read(&self, offset: HostOffset, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len as usize];
         self.file
@@ -118,41 +125,42 @@ impl<'a> Editor<'a> {
         Ok(bytes)
     }
 
-    /// Takes that many free clusters in a row, with refcount one. They have anything in them.
+    /// Allocates contiguous free clusters with refcount one. Their contents are undefined.
     pub fn allocate(&mut self, clusters: u64) -> Result<HostOffset> {
         self.refcounts.allocate(clusters)
     }
 
-    /// Likewise, behind all that is in use.
+    /// Allocates contiguous clusters after all clusters in use.
     pub fn allocate_at_end(&mut self, clusters: u64) -> Result<HostOffset> {
         self.refcounts.allocate_at_end(clusters)
     }
 
-    /// Gives all refcounts another width, of 2^`order` bits. Fails when one does not fit.
+    /// Changes the width of all refcounts to 2^`order` bits. Fails if a refcount does not fit.
     pub fn set_refcount_order(&mut self, order: u32) -> Result<()> {
         self.refcounts.set_order(order)?;
         self.header.refcount_order = order;
         Ok(())
     }
 
-    /// How often the cluster that `offset` is in is referred to, after what was changed.
+    /// Returns the refcount of the cluster that contains `offset`, including the pending changes.
     pub fn refcount(&mut self, offset: HostOffset) -> Result<u64> {
         self.refcounts.get(offset.cluster(self.header.cluster_bits))
     }
 
-    /// Counts another reference to each cluster that these bytes are in. Fails when that is
-    /// more than the image's refcounts can say.
+    /// Adds a reference to each cluster that these bytes touch. Fails if a refcount would exceed
+    /// its width.
     pub fn reference(&mut self, offset: HostOffset, len: u64) -> Result<()> {
         self.refcounts.reference(offset, len)
     }
 
-    /// Counts one reference less. Clusters without any are free after the commit, not before:
-    /// the old image has them.
+    /// Removes a reference from each cluster that these bytes touch. Clusters without references
+    /// are free only after the commit, because the old image still uses them.
     pub fn release(&mut self, offset: HostOffset, len: u64) -> Result<()> {
         self.refcounts.release(offset, len)
     }
 
-    /// Writes to clusters that were allocated since the last commit, and to no others.
+    /// Writes to clusters that were allocated since the last commit. Other clusters must not be
+    /// written.
     pub fn write(&self, offset: HostOffset, bytes: &[u8]) -> Result<()> {
         debug_assert!(
             self.refcounts.are_new(offset, bytes.len() as u64),
@@ -163,17 +171,17 @@ impl<'a> Editor<'a> {
             .map_err(Error::io("cannot write the image"))
     }
 
-    /// Makes the new image out of the old one, durably. Space that is free then goes back to the
-    /// file system. After an error, the image is the old one, unless the file itself fails: then it
-    /// may be the new one.
+    /// Makes all changes durable at once, and then returns free space to the file system. After an
+    /// error, the image is the old one. Only if the file itself fails can the image be the new one.
     pub fn commit(&mut self) -> Result<()> {
         self.refcounts.place(&mut self.header)?;
         let switch = header::switch(&self.first, &self.old, &self.header)?;
-        // What a reader would refuse is not written.
+        // Does not write a header that a reader would refuse.
         Header::parse(&switch.applied_to(&self.first))?;
         self.refcounts.write()?;
         switch.prepare(self.file)?;
-        // From here on the header may be the new one, whose tables are behind the old end.
+        // From here on, the header on disk may be the new one, whose tables can be beyond the old
+        // end.
         self.old_len = None;
         switch.apply(self.file)?;
         let sector = switch.sector;
@@ -182,7 +190,8 @@ impl<'a> Editor<'a> {
         self.give_back()
     }
 
-    /// Space only: an image is as good without it.
+    /// Returns free space to the file system: discards freed clusters and truncates the file. The
+    /// image is valid without this, so failures to do so are ignored.
     fn give_back(&mut self) -> Result<()> {
         let bits = self.header.cluster_bits;
         let end = self.refcounts.end()? << bits;
@@ -199,7 +208,7 @@ impl<'a> Editor<'a> {
 }
 
 impl Drop for Editor<'_> {
-    /// Cuts off what was written behind the old end without a commit.
+    /// Truncates what was written beyond the old end without a commit.
     fn drop(&mut self) {
         if let Some(old_len) = self.old_len
             && self.file.len().is_ok_and(|len| len > old_len)
@@ -209,7 +218,8 @@ impl Drop for Editor<'_> {
     }
 }
 
-/// A change of an image's header by itself, not written yet: of no other tables, and of nothing that they depend on.
+/// Prepares a change of the header alone, without writing it. The change must not affect other
+/// tables or anything that they depend on.
 pub(crate) fn header_switch(
     file: &dyn ImageFile,
     change: impl FnOnce(&mut Header),
@@ -223,15 +233,17 @@ pub(crate) fn header_switch(
     Ok(switch)
 }
 
-/// Bytes that the tables of a change take at most, beside those that there are: a full file system
-/// may lack as much. `l1_entries` are those that the disk is to have, `file_len` what the file has.
+/// Returns the maximum space in bytes that the tables of a change take in addition to the existing
+/// ones. A full file system may lack this space. `l1_entries` is the number of L1 entries that the
+/// disk will have, `file_len` the file's length in bytes.
 pub fn room_for_tables(header: &Header, l1_entries: u64, file_len: u64) -> u64 {
     let g = header.geometry();
     let l1 = g.clusters_of(l1_entries * L1Entry::SIZE);
     let blocks = g.clusters_of(file_len) >> g.refcount_block_bits();
     let refcounts = blocks + u64::from(header.refcount_table_clusters);
     let snapshots = g.clusters_of(u64::from(header.snapshots) * 128);
-    // The disk's and a snapshot's L1 table; a few that are begun.
+    // The L1 tables of the disk and of a snapshot; a few clusters for tables that are being
+    // written.
     (l1_entries + 2 * l1 + refcounts + snapshots + 4) << g.cluster_bits
 }
 

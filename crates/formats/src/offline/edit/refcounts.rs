@@ -1,4 +1,4 @@
-//! The refcounts of an image that is being changed.
+//! Refcounts of an image that is being changed.
 
 use super::clusters::Clusters;
 use crate::qcow2::refcount::{self, TableEntry};
@@ -9,12 +9,12 @@ use fathom_files::ImageFile;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Bytes of blocks that are in memory at most.
+/// Maximum size in bytes of the refcount blocks in memory.
 const MAX_BYTES: u64 = 1 << 30;
 
 struct Block {
     bytes: Vec<u8>,
-    /// It has a new place since the last commit.
+    /// Whether the block has got a new place since the last commit.
     placed: bool,
 }
 
@@ -24,30 +24,30 @@ fn no_room() -> Error {
     )
 }
 
-/// Refcounts as they will be, in the blocks that were looked at.
+/// Refcounts as they will be after the commit. Blocks are read on demand.
 pub(super) struct Refcounts<'a> {
     file: &'a dyn ImageFile,
     g: Geometry,
-    /// Places of blocks; 0 for those that are not there.
+    /// Offsets of the refcount blocks; 0 for missing blocks.
     table: Vec<HostOffset>,
     blocks: BTreeMap<u64, Block>,
-    /// Those that have changed since the last commit and have no new place.
+    /// Blocks that have changed since the last commit and have no new place yet.
     homeless: BTreeSet<u64>,
-    /// Where the table is, and its clusters; with `moved`, a new one.
+    /// Offset and number of clusters of the refcount table. With `moved`, that of a new table.
     place: (HostOffset, u64),
     moved: bool,
-    /// Free in the new image and not in the old one.
+    /// Clusters that are free in the new image but not in the old image.
     freed: Clusters,
-    /// The other way round.
+    /// Clusters that are free in the old image but not in the new image.
     taken: Clusters,
-    /// No free cluster is before this one.
+    /// No cluster before this one is free.
     first_free: u64,
 }
 
 impl<'a> Refcounts<'a> {
     pub(super) fn read(file: &'a dyn ImageFile, header: &Header) -> Result<Refcounts<'a>> {
         let g = header.geometry();
-        // The header's limit.
+        // The header's validation bounds the size.
         let mut bytes = vec![0; header.refcount_table_bytes() as usize];
         file.read_at(&mut bytes, header.refcount_table_offset.0)
             .map_err(Error::io("cannot read its refcount table"))?;
@@ -84,7 +84,7 @@ impl<'a> Refcounts<'a> {
         place.copied().unwrap_or_default()
     }
 
-    /// The block, which is read if it is there; `None` where there is none.
+    /// Returns a refcount block, reading it if necessary; `None` if there is no such block.
     fn block(&mut self, index: u64) -> Result<Option<&mut Block>> {
         if !self.blocks.contains_key(&index) {
             let place = self.place_of(index);
@@ -137,7 +137,8 @@ impl<'a> Refcounts<'a> {
         Ok(())
     }
 
-    /// All refcounts with another width: in new blocks, which a new table leads to.
+    /// Changes the width of all refcounts. The refcounts move to new blocks, which a new table will
+    /// point to.
     pub(super) fn set_order(&mut self, order: u32) -> Result<()> {
         let old = self.g;
         let mut new = Refcounts {
@@ -224,7 +225,7 @@ impl<'a> Refcounts<'a> {
         Ok(())
     }
 
-    /// Free in the old image, too.
+    /// Whether a cluster is free in the new image and in the old image.
     fn is_free(&mut self, cluster: u64) -> Result<bool> {
         Ok(!self.freed.contains(cluster) && self.get(cluster)? == 0)
     }
@@ -265,7 +266,7 @@ impl<'a> Refcounts<'a> {
         clusters.all(|cluster| self.taken.contains(cluster))
     }
 
-    /// One more than the last cluster in use.
+    /// Number of the last cluster in use, plus one.
     pub(super) fn end(&mut self) -> Result<u64> {
         let last = self.blocks.keys().next_back().map_or(0, |last| last + 1);
         let order = self.g.refcount_order;
@@ -282,7 +283,8 @@ impl<'a> Refcounts<'a> {
         Ok(0)
     }
 
-    /// Finds new places for the blocks that changed and for the table, which changes others.
+    /// Allocates new places for the changed blocks and for the table. These allocations change
+    /// further blocks, so this repeats until nothing changes.
     pub(super) fn place(&mut self, header: &mut Header) -> Result<()> {
         self.place_blocks()?;
         while self.blocks.values().any(|block| block.placed) {
@@ -322,7 +324,7 @@ impl<'a> Refcounts<'a> {
         Ok(())
     }
 
-    /// Writes what has got a new place.
+    /// Writes the blocks and the table that have got new places.
     pub(super) fn write(&self) -> Result<()> {
         let write = |bytes: &[u8], at: HostOffset| {
             debug_assert!(self.are_new(at, bytes.len() as u64));
@@ -341,7 +343,8 @@ impl<'a> Refcounts<'a> {
         Ok(())
     }
 
-    /// The new image is the old one from now on. Returns what has become free.
+    /// Makes the new image the reference for later changes. Returns the clusters that have become
+    /// free.
     pub(super) fn settle(&mut self) -> Vec<Range<u64>> {
         for block in self.blocks.values_mut() {
             block.placed = false;

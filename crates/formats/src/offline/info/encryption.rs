@@ -1,18 +1,18 @@
-//! What encryption headers say, in the words of `qemu-img info`, which knows version 1.
+//! Encryption headers in the terms of `qemu-img info`, which supports LUKS version 1.
 
 use fathom_luks::{Description, SlotDescription};
 use serde_json::{Map, Value};
 use std::fmt::{self, Formatter};
 
-/// Each key is split into so many parts.
+/// Number of stripes into which the anti-forensic splitter divides each key.
 const STRIPES: u64 = 4000;
 
-/// Something with a name, in the order in which people are shown it.
+/// A named value. Fields are shown in the order of their list.
 pub(super) struct Field(&'static str, Shown);
 
 enum Shown {
     Plain(Value),
-    /// By their numbers.
+    /// Numbered items.
     List(Vec<(u32, Vec<Field>)>),
 }
 
@@ -20,7 +20,8 @@ fn plain(name: &'static str, value: impl Into<Value>) -> Field {
     Field(name, Shown::Plain(value.into()))
 }
 
-/// In a qcow2 image it is one of several formats.
+/// Returns the fields of an encryption header. In a qcow2 image, they include the encryption
+/// format.
 pub(super) fn fields(header: &Description, in_qcow2: bool) -> Vec<Field> {
     let mode = header.cipher.split('-').collect::<Vec<_>>();
     let [cipher, mode, iv] = mode[..] else {
@@ -45,7 +46,8 @@ pub(super) fn fields(header: &Description, in_qcow2: bool) -> Vec<Field> {
     fields
 }
 
-/// Of qcow2 images that have no header for it.
+/// Returns the fields of a qcow2 image with the obsolete AES encryption, which has no encryption
+/// header.
 pub(super) fn as_of_old() -> Vec<Field> {
     vec![plain("format", "aes")]
 }
@@ -54,7 +56,7 @@ fn slots(header: &Description) -> Vec<(u32, Vec<Field>)> {
     let mut slots = Vec::new();
     for slot in &header.slots {
         let mut fields = used_slot(slot);
-        // (Of version 1 there are all of them.)
+        // In version 1, the list includes all slots, so the position is the number.
         if header.version != 1 {
             fields.insert(0, plain("number", slot.number));
         }

@@ -1,11 +1,12 @@
-//! What images of other programs say of themselves.
+//! Details of foreign images.
 
 use fathom_foreign::{Description, Details};
 use serde_json::Value;
 use std::fmt::{self, Formatter};
 use std::path::Path;
 
-/// In QEMU's words where it has some; `path` is the image's.
+/// Returns the image's details as JSON, by QEMU's names where QEMU has them. `path` is the image's
+/// path.
 pub(super) fn to_json(image: &Description, path: &Path) -> Value {
     let mut data = serde_json::to_value(&image.details).unwrap_or_default();
     if let Details::Vmdk { extents, .. } = &image.details {
@@ -20,7 +21,7 @@ pub(super) fn to_json(image: &Description, path: &Path) -> Value {
     data
 }
 
-/// Each line begins with so many spaces.
+/// Formats details as text. Each line is indented by `indent` spaces.
 pub(super) fn fmt(f: &mut Formatter<'_>, data: &Value, indent: usize) -> fmt::Result {
     let line = |f: &mut Formatter<'_>, name: &str, value: &Value| match value {
         Value::Object(_) | Value::Array(_) => {

@@ -1,4 +1,4 @@
-//! For people.
+//! Human-readable output of `fathom img info`.
 
 use super::{Info, Units, compat, encryption, flag_names, foreign};
 use crate::offline::Image;
@@ -153,7 +153,7 @@ pub(super) fn fmt_snapshots(f: &mut Formatter<'_>, snapshots: &[Snapshot]) -> fm
     Ok(())
 }
 
-/// Hours, minutes, seconds and milliseconds that the guest had run.
+/// Formats the guest's run time as hours, minutes, seconds and milliseconds.
 fn clock(nanoseconds: u64) -> String {
     let ms = nanoseconds / 1_000_000;
     let (s, ms) = (ms / 1000, ms % 1000);
@@ -161,7 +161,7 @@ fn clock(nanoseconds: u64) -> String {
     format!("{h:04}:{m:02}:{s:02}.{ms:03}")
 }
 
-/// Seconds since the epoch as a date in this machine's time zone.
+/// Formats seconds since the epoch as a date in the local time zone.
 fn local_time(seconds: u32) -> String {
     let time = seconds.into();
     // SAFETY: a tm of zeroes is valid; its pointer member may be null.

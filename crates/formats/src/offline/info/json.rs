@@ -1,4 +1,4 @@
-//! For programs: QEMU's `ImageInfo`.
+//! JSON output of `fathom img info`: QEMU's `ImageInfo`.
 
 use super::{Info, compat, encryption, flag_names, foreign};
 use crate::offline::Image;
@@ -11,7 +11,7 @@ fn text(bytes: &[u8]) -> Value {
 }
 
 impl Info {
-    /// The fields that `qemu-img info --output=json` has, by its names.
+    /// Returns the fields of `qemu-img info --output=json`, by QEMU's names.
     pub fn to_json(&self) -> Value {
         let filename = self.path.display().to_string();
         let mut file = json!({

@@ -1,5 +1,4 @@
-//! `fathom img info`: what an image says of itself, in the words and the
-//! layout of `qemu-img info`.
+//! `fathom img info`: describes an image in the terms and the layout of `qemu-img info`.
 
 mod encryption;
 mod foreign;
@@ -20,44 +19,45 @@ use fathom_files::ImageFile;
 use fathom_files::superseded::Superseded;
 use std::path::{Path, PathBuf};
 
-/// What an image is in.
+/// The kind of storage that holds an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// A regular file.
     File,
     /// A block device.
     Device,
-    /// What QEMU knows by this name: `nbd`, say. It does not tell how much space is taken.
+    /// Another protocol by QEMU's name, such as `nbd`. The allocated space is unknown.
     Other(&'static str),
 }
 
-/// What is known of one image.
+/// The description of an image.
 #[derive(Clone, Debug)]
 pub struct Info {
-    /// As the user or the image above names it.
+    /// The path by which the user or the overlay names the image.
     pub path: PathBuf,
-    /// Its header.
+    /// The image's header.
     pub image: Image,
-    /// Bytes of what it is in.
+    /// Length of the file or device in bytes.
     pub file_len: u64,
-    /// Bytes that a file takes on its disk; 0 for a device. `None`: who has it does not say.
+    /// Space in bytes that the file takes on its file system; 0 for a device. `None` if the storage
+    /// does not report it.
     pub allocated: Option<u64>,
-    /// What it is in.
+    /// The kind of storage that holds the image.
     pub protocol: Protocol,
-    /// Internal snapshots.
+    /// The image's internal snapshots.
     pub snapshots: Vec<Snapshot>,
-    /// Persistent bitmaps.
+    /// The image's persistent bitmaps.
     pub bitmaps: Vec<Bitmap>,
-    /// How it is encrypted, if it is by LUKS.
+    /// The LUKS header's description, if the image is encrypted with LUKS.
     pub luks: Option<fathom_luks::Description>,
-    /// Where the backing file's name leads: of an image in a file.
+    /// The resolved path of the backing file, if the image is in a file or device.
     pub full_backing: Option<PathBuf>,
-    /// The newer image that has superseded this one, if its file says so.
+    /// The newer image that has superseded this one, if the file is marked as superseded.
     pub superseded: Option<Superseded>,
 }
 
 impl Info {
-    /// Reads what there is to know. `format` `None` means to look at the first
+    /// Reads an image's description. If `format` is `None`, the format is detected from the first
     /// bytes.
     pub fn read(
         path: &Path,
@@ -72,7 +72,7 @@ impl Info {
         Info::of(path, file, protocol, Image::read(file, format)?)
     }
 
-    /// Likewise, of an image whose header is known.
+    /// Describes an image whose header has been read.
     pub fn of(path: &Path, file: &dyn ImageFile, protocol: Protocol, image: Image) -> Result<Info> {
         let (snapshots, bitmaps) = match &image {
             Image::Qcow2(header) => (read_snapshots(file, header)?, read_bitmaps(file, header)?),
@@ -101,7 +101,7 @@ impl Info {
         })
     }
 
-    /// Of a disk of so many bytes that no image is in.
+    /// Describes a disk of `size` bytes that is not an image.
     pub fn of_disk(path: &Path, size: u64, protocol: &'static str) -> Info {
         Info {
             path: path.to_owned(),
@@ -117,7 +117,7 @@ impl Info {
         }
     }
 
-    /// Bytes of a cluster; `None` where there are no clusters.
+    /// Cluster size in bytes; `None` if the format has no clusters.
     pub fn cluster_size(&self) -> Option<u64> {
         match &self.image {
             Image::Raw { .. } | Image::Luks(..) => None,
@@ -127,7 +127,7 @@ impl Info {
         }
     }
 
-    /// The image must be checked before it is used.
+    /// Whether the image must be checked before use.
     pub fn is_dirty(&self) -> bool {
         match &self.image {
             Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => false,
@@ -149,7 +149,7 @@ impl Info {
         }
     }
 
-    /// QEMU's name for the kind of file.
+    /// QEMU's name for the kind of storage.
     fn protocol(&self) -> &'static str {
         match self.protocol {
             Protocol::File => "file",
@@ -159,7 +159,7 @@ impl Info {
     }
 }
 
-/// The names of versions that QEMU's option `compat` has.
+/// The version by its name in QEMU's option `compat`.
 fn compat(header: &Header) -> &'static str {
     match header.version {
         2 => "0.10",

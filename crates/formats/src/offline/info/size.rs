@@ -1,15 +1,14 @@
-//! Sizes as QEMU shows them.
+//! Formats sizes as QEMU does.
 
 use std::fmt;
 
-/// Shows bytes with three significant digits: `28.5 KiB`, `0 B`.
+/// Formats a number of bytes with three significant digits: `28.5 KiB`, `0 B`.
 pub struct Units(pub u64);
 
 impl fmt::Display for Units {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMES: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-        // The next unit starts at 1000 of the last, so that there are never
-        // four digits.
+        // A unit is used up to 999 of it, so that there are never four digits.
         let scaled = self.0 as f64 * 1.024;
         let power = if scaled < 1.0 {
             0
@@ -21,7 +20,7 @@ impl fmt::Display for Units {
     }
 }
 
-/// As C's `%.3g` shows a number of 0 to 1000.
+/// Formats a number from 0 to 1000 as C's `%.3g` does.
 fn three_digits(value: f64) -> String {
     let decimals = match value {
         v if v < 0.9995 => 3,

@@ -1,4 +1,4 @@
-//! Reading the snapshot table and the bitmap directory.
+//! Reads the snapshot table and the bitmap directory.
 
 use crate::qcow2::snapshot::{MAX_ENTRY, Snapshot};
 use crate::qcow2::{Header, MAX_SNAPSHOT_TABLE_BYTES, bitmap::Bitmap};
@@ -7,7 +7,7 @@ use fathom_files::{ImageFile, read_up_to};
 use serde_json::Value;
 use std::fmt;
 
-/// Snapshots, as `qemu-img snapshot -l` shows them; none of them, as nothing.
+/// A list of snapshots, formatted as `qemu-img snapshot -l` does. An empty list produces no output.
 pub struct SnapshotList(pub Vec<Snapshot>);
 
 impl fmt::Display for SnapshotList {
@@ -20,27 +20,27 @@ impl fmt::Display for SnapshotList {
 }
 
 impl SnapshotList {
-    /// QEMU's `SnapshotInfo` of each.
+    /// Returns QEMU's `SnapshotInfo` of each snapshot.
     pub fn to_json(&self) -> Value {
         self.0.iter().map(super::json::snapshot).collect()
     }
 }
 
-/// Bytes read at once.
+/// Minimum number of bytes per read.
 const CHUNK: usize = 1 << 20;
 
-/// A file's bytes from an offset on, read in chunks as they are needed. Zeroes
-/// follow its end.
+/// The bytes of a file from an offset on, read in chunks on demand. Bytes beyond the end of the
+/// file are zeroes.
 struct Window<'a> {
     file: &'a dyn ImageFile,
-    /// Of the next byte to read.
+    /// Offset of the next byte to read.
     offset: HostOffset,
     bytes: Vec<u8>,
     used: usize,
 }
 
 impl Window<'_> {
-    /// The next `len` bytes at least.
+    /// Returns at least the next `len` bytes.
     fn peek(&mut self, len: usize) -> Result<&[u8]> {
         if self.bytes.len() - self.used < len {
             self.bytes.drain(..self.used);
@@ -56,7 +56,7 @@ impl Window<'_> {
     }
 }
 
-/// All snapshots. Memory is bounded by the table's largest size.
+/// Reads all snapshots. The maximum size of the snapshot table bounds the memory.
 pub(crate) fn read_snapshots(file: &dyn ImageFile, header: &Header) -> Result<Vec<Snapshot>> {
     let mut window = Window {
         file,
@@ -77,7 +77,7 @@ pub(crate) fn read_snapshots(file: &dyn ImageFile, header: &Header) -> Result<Ve
     Ok(snapshots)
 }
 
-/// Bytes of the snapshot table.
+/// Returns the size of the snapshot table in bytes.
 pub(crate) fn snapshot_table_bytes(snapshots: &[Snapshot]) -> u64 {
     let mut bytes = Vec::new();
     let mut len = 0;
@@ -89,7 +89,8 @@ pub(crate) fn snapshot_table_bytes(snapshots: &[Snapshot]) -> u64 {
     len
 }
 
-/// All bitmaps that can be believed.
+/// Reads the directory entries of all bitmaps, or none if the header does not mark them as
+/// consistent.
 pub(crate) fn read_bitmaps(file: &dyn ImageFile, header: &Header) -> Result<Vec<Bitmap>> {
     let Some(extension) = header.bitmaps() else {
         return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! Checks what an image says of its bitmaps and its encryption, as QEMU does when it opens an image.
+//! Validates an image's bitmaps and encryption header, as QEMU does when it opens an image.
 
 use crate::luks::{Part, qcow2_header, refused};
 use crate::offline::bitmap::check_tables;
@@ -8,7 +8,7 @@ use crate::{Error, Result};
 use fathom_files::ImageFile;
 use fathom_luks::Description;
 
-/// Bytes of a table that are read at once.
+/// Number of bytes of a bitmap table that are read at once.
 const CHUNK: usize = 64 << 10;
 
 pub(super) fn check(
@@ -27,7 +27,7 @@ pub(super) fn check(
     }
 }
 
-/// Reads the table of a bitmap, a chunk at a time.
+/// Validates the table of a bitmap, one chunk at a time.
 fn table(file: &dyn ImageFile, header: &Header, bitmap: &Bitmap, chunk: &mut [u8]) -> Result<()> {
     let g = header.geometry();
     let name = String::from_utf8_lossy(&bitmap.name);

@@ -1,4 +1,4 @@
-//! qcow2 disks that become larger.
+//! Grows qcow2 disks.
 
 use super::{Resize, sync};
 use crate::offline::create::{Preallocation, preallocate};
@@ -10,12 +10,12 @@ use fathom_files::ImageFile;
 pub(super) struct Growth<'a, 'e> {
     pub(super) editor: &'a mut Editor<'e>,
     pub(super) to: &'a Resize<'a>,
-    /// The disk's size until now.
+    /// Size of the disk in bytes before the change.
     pub(super) old: u64,
 }
 
-/// What a cluster of the disk has in it, and which of its subclusters count: all of them, where
-/// clusters have none.
+/// The contents of a cluster of the disk, and the state of its subclusters. Without subclusters,
+/// all bits of a mask are equal.
 struct Contents {
     bytes: Vec<u8>,
     allocated: u32,
@@ -23,11 +23,11 @@ struct Contents {
 }
 
 impl Growth<'_, '_> {
-    /// All but the commit.
+    /// Makes all changes except the commit.
     pub(super) fn grow(mut self) -> Result<()> {
         let g = self.editor.geometry();
         let mut mapping = Mapping::active(self.editor)?;
-        // Saved VM state, say.
+        // Removes mappings beyond the end of the disk, such as saved VM state.
         mapping.cut(self.editor, g.clusters_of(self.old))?;
         mapping.grow(g.l1_entries_for(self.to.size));
         let new = self.resize_data_file()?;
@@ -41,14 +41,15 @@ impl Growth<'_, '_> {
         Ok(())
     }
 
-    /// Bytes of the backing file's disk that would come into sight, up to its end.
+    /// Size of the backing file's disk in bytes, as far as the new size would expose it.
     fn below(&self) -> u64 {
         let size = self.to.below.map_or(0, |below| below.size());
         size.min(self.to.size)
     }
 
-    /// What the data file has behind the end of the disk is on the disk then, if the file is the disk
-    /// by itself; else nothing of it is left. Returns where the new bytes of the disk begin.
+    /// Resizes the external data file. Bytes that a raw data file has beyond the end of the disk
+    /// become part of the disk. In any other data file, such bytes are removed. Returns the offset
+    /// from which the data file is new.
     fn resize_data_file(&self) -> Result<u64> {
         let Some(data) = self.to.data_file.filter(|_| self.to.size > self.old) else {
             return Ok(self.old);
@@ -68,7 +69,7 @@ impl Growth<'_, '_> {
         Ok(len)
     }
 
-    /// Makes the rest of the cluster that the disk ends in read as zeroes.
+    /// Makes the part of the disk's last cluster after the old end read as zeroes.
     fn clear_tail(&mut self, mapping: &mut Mapping) -> Result<()> {
         let g = self.editor.geometry();
         let within = GuestOffset(self.old).within(g.cluster_size()) as usize;
@@ -102,7 +103,8 @@ impl Growth<'_, '_> {
         mapping.set(self.editor, cluster, entry)
     }
 
-    /// What the cluster that the disk ends in has in it now; `None` if its tail reads as zeroes.
+    /// Returns the contents of the disk's last cluster, or `None` if its tail already reads as
+    /// zeroes.
     fn contents(&self, entry: L2Entry) -> Result<Option<Contents>> {
         let g = self.editor.geometry();
         let within = GuestOffset(self.old).within(g.cluster_size()) as usize;
@@ -153,8 +155,8 @@ impl Growth<'_, '_> {
         Ok(bytes)
     }
 
-    /// Zeroes from byte `within` on. Of the subcluster that it is in, what is before it is taken
-    /// from below where that is where it is.
+    /// Fills the cluster with zeroes from byte `within` on. If the subcluster at `within` is
+    /// unallocated, its part before `within` is copied from the backing file.
     fn end_in_zeroes(&self, contents: &mut Contents, within: usize) -> Result<()> {
         let g = self.editor.geometry();
         let size = g.subcluster_size() as usize;
@@ -174,7 +176,7 @@ impl Growth<'_, '_> {
         Ok(())
     }
 
-    /// From byte `start` of the disk's last cluster on.
+    /// Reads from the backing file, starting at byte `start` of the disk's last cluster.
     fn read_below(&self, buf: &mut [u8], start: usize) -> Result<()> {
         let g = self.editor.geometry();
         let at = (self.old & !(g.cluster_size() - 1)) + start as u64;
@@ -185,7 +187,7 @@ impl Growth<'_, '_> {
         below.read_at(&mut buf[..there as usize], at)
     }
 
-    /// Zero clusters where the backing file's disk is.
+    /// Maps new zero clusters wherever the backing file has data.
     fn hide_below(&mut self, mapping: &mut Mapping) -> Result<()> {
         let g = self.editor.geometry();
         let clusters = g.clusters_of(self.old)..g.clusters_of(self.below());
@@ -213,8 +215,8 @@ impl Growth<'_, '_> {
         let place = match self.to.data_file {
             Some(data) => {
                 let how = match how {
-                    // A device holds there what it held before. A raw data file's contents are
-                    // the disk's.
+                    // A device still holds its former contents there. The contents of a raw data
+                    // file are the disk's.
                     Preallocation::Metadata if !data.grows() && !self.is_raw() => {
                         Preallocation::Full
                     }
@@ -237,7 +239,8 @@ impl Growth<'_, '_> {
         self.editor.header().data_file_is_raw()
     }
 
-    /// A raw data file has its clusters where the guest has them.
+    /// Returns the preallocation to use. In an image with a raw data file, all clusters must be
+    /// mapped at the guest's offsets.
     fn how(&self) -> Preallocation {
         match self.to.preallocation {
             Preallocation::Off if self.is_raw() => Preallocation::Metadata,
@@ -245,13 +248,13 @@ impl Growth<'_, '_> {
         }
     }
 
-    /// Clusters behind all others, that read as zeroes.
+    /// Allocates clusters that read as zeroes, after all clusters in use.
     fn reserve(&mut self, how: Preallocation, clusters: u64) -> Result<HostOffset> {
         let (file, bits) = (self.editor.file(), self.editor.geometry().cluster_bits);
         let place = self.editor.allocate_at_end(clusters)?;
         let (start, end) = (place.0, place.0 + (clusters << bits));
         let len = file.len().map_err(Error::io("cannot read its size"))?;
-        // Something was there once, or it is a device.
+        // An existing part holds old bytes, or the file is a device.
         write_zeroes(file, start, len.min(end).saturating_sub(start))?;
         if len < end {
             file.set_len(end)
@@ -262,8 +265,9 @@ impl Growth<'_, '_> {
     }
 }
 
-/// A cluster that is only reserved, and reads as zeroes. Where subclusters can say so, it need not
-/// be read for that, except by who takes the data file for the disk.
+/// Returns the entry of a preallocated cluster, whose contents are zeroes. With subclusters, the
+/// entry marks them as zero, so that reads need not access the file. With a raw data file, the
+/// entry maps the data, because other programs may read that file as the disk.
 fn reserved(g: &Geometry, place: HostOffset, is_raw: bool) -> L2Entry {
     match g.extended_l2 && !is_raw {
         true => L2Entry::zero(g, Some((place, true))),
@@ -275,7 +279,7 @@ fn invalid(error: EntryError) -> Error {
     Error::invalid(format!("the disk's last cluster: {error}"))
 }
 
-/// Writes zeroes, in pieces.
+/// Writes zeroes in chunks.
 pub(super) fn write_zeroes(file: &dyn ImageFile, at: u64, len: u64) -> Result<()> {
     preallocate(file, Preallocation::Full, at, len)
 }

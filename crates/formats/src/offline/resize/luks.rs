@@ -1,4 +1,4 @@
-//! LUKS images: the file's length.
+//! Resizes LUKS images: changes the file's length.
 
 use super::{Resize, raw};
 use crate::offline::Image;

@@ -1,8 +1,9 @@
-//! `fathom img resize`: disks of other sizes.
+//! `fathom img resize`: changes the size of a disk.
 //!
-//! What a larger disk has more reads as zeroes, whatever was there before and whatever is below
-//! it. (But for LUKS images: it reads as anything, as on a disk that nobody has written to.) The size changes last, by one write of one sector (or, of a raw image, by the file's
-//! length): a power cut leaves the old disk or the new one.
+//! The new part of a larger disk reads as zeroes, whatever the file held there before and whatever
+//! the backing file has. In a LUKS image, the new part reads as arbitrary bytes, like a disk that
+//! was never written to. The size changes last, by one write of one sector or, in a raw image, by
+//! the file's length. After a power cut, the disk has the old size or the new size.
 
 mod growth;
 mod luks;
@@ -14,29 +15,29 @@ use super::create::{Preallocation, check_preallocation};
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 
-/// The disk of the backing file. What it has behind the end of the disk above it must not come
-/// into sight when that grows.
+/// The disk of the backing file. Growing the top disk must not expose what the backing disk has
+/// beyond the old end.
 pub trait Below {
-    /// Its size in bytes.
+    /// Size of the disk in bytes.
     fn size(&self) -> u64;
-    /// Fills `buf` from `offset` on; all of it is within the disk.
+    /// Fills `buf` from `offset` on. The whole range is within the disk.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()>;
 }
 
-/// What a disk is to be.
+/// The new size of a disk and how to reach it.
 #[derive(Clone, Copy)]
 pub struct Resize<'a> {
-    /// In bytes; the caller has found out that the user knows of a loss.
+    /// New size in bytes. The caller has confirmed with the user that data may be lost.
     pub size: u64,
-    /// How what is new is allocated.
+    /// Preallocation of the new part.
     pub preallocation: Preallocation,
-    /// The external data file, where the image has one.
+    /// The external data file, if the image has one.
     pub data_file: Option<&'a dyn ImageFile>,
-    /// The backing file, where there is one.
+    /// The backing file's disk, if the image has one.
     pub below: Option<&'a dyn Below>,
 }
 
-/// Resizes the disk of an image in `file`.
+/// Resizes the disk of the image in `file`.
 pub fn resize(file: &dyn ImageFile, format: Format, to: &Resize) -> Result<()> {
     check_preallocation(to.data_file.unwrap_or(file), to.preallocation)?;
     match format {

@@ -1,4 +1,4 @@
-//! qcow2 images: the L1 table, and one [`Editor::commit`].
+//! Resizes qcow2 images: changes the L1 table in one [`Editor::commit`].
 
 use super::growth::Growth;
 use super::{Resize, sync, whole_sectors};
@@ -35,7 +35,7 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     }
 }
 
-/// With the bitmaps that the image has.
+/// Commits the change, together with resized bitmaps if the image has any.
 fn commit(mut editor: Editor, old: u64, new: u64) -> Result<()> {
     if editor.header().bitmaps().is_none() {
         return editor.commit();
@@ -68,7 +68,7 @@ fn refuse(editor: &Editor, to: &Resize) -> Result<()> {
     Ok(())
 }
 
-/// What can only be done by who has the key.
+/// Refuses changes of an encrypted image that need the key.
 fn refuse_encrypted(editor: &Editor, to: &Resize) -> Result<()> {
     let old = editor.header().size & !511;
     let is_whole = old.is_multiple_of(editor.geometry().cluster_size());

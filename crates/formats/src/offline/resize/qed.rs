@@ -1,4 +1,4 @@
-//! QED images: a number in the header, as far as the tables reach.
+//! Resizes QED images: changes the size in the header, within the reach of the tables.
 
 use super::{Resize, sync, whole_sectors};
 use crate::offline::Image;
@@ -40,8 +40,8 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     sync(file)
 }
 
-/// The header of an image without corruptions; one that was not closed is repaired, as QEMU does
-/// it.
+/// Returns the header of an image without corruptions. An image that was not closed properly is
+/// repaired first, as QEMU does.
 fn sound_header(file: &dyn ImageFile) -> Result<Header> {
     let read = || match Image::read(file, Format::Qed)? {
         Image::Qed(header, _) => Ok(header),
@@ -65,7 +65,8 @@ fn sound_header(file: &dyn ImageFile) -> Result<Header> {
     }
 }
 
-/// What the last cluster has behind the end of the disk, nobody sees before the disk is larger.
+/// Writes zeroes to the last cluster after the end of the disk. Guests cannot read this part until
+/// the disk grows.
 fn clear_tail(file: &dyn ImageFile, header: &Header) -> Result<()> {
     let (g, end) = (header.geometry(), GuestOffset(header.image_size));
     let tail = end.up_to(g.cluster_size()) - end;

@@ -1,4 +1,4 @@
-//! Raw images: the file's length.
+//! Resizes raw images: changes the file's length.
 
 use super::{Resize, sync};
 use crate::offline::create::{Preallocation, preallocate};
@@ -21,7 +21,7 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
         })
         .and_then(|()| sync(file));
     if resized.is_err() && to.size > old {
-        // The first error says more than one about this would.
+        // The first error is more useful than one of this call.
         let _ = file.set_len(old);
     }
     resized

@@ -1,6 +1,6 @@
-//! `fathom img snapshot`: the internal snapshots of a qcow2 image.
+//! `fathom img snapshot`: internal snapshots of a qcow2 image.
 //!
-//! Each change is one [`Editor::commit`]: see there for what a power cut leaves.
+//! Each change is one [`Editor::commit`], which describes the result of a power cut.
 
 use crate::offline::edit::{Editor, Mapping};
 use crate::offline::info::{read_snapshots, snapshot_table_bytes};
@@ -11,15 +11,16 @@ use crate::{Error, HostOffset, Result};
 use fathom_files::ImageFile;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes of a name that QEMU shows and finds in full.
+/// Maximum length of a snapshot's name in bytes that QEMU shows and finds in full.
 const MAX_NAME: usize = 255;
 
-/// All snapshots, in the order in which they were taken.
+/// Lists all snapshots in the order of the snapshot table.
 pub fn list(file: &dyn ImageFile) -> Result<Vec<Snapshot>> {
     read_snapshots(file, &Header::parse(&qcow2_first_cluster(file)?)?)
 }
 
-/// Now, for [`create`]: seconds since the epoch, as far as 32 bits go, and nanoseconds.
+/// Returns the current time for [`create`]: seconds since the epoch, limited to 32 bits, and
+/// nanoseconds.
 pub fn now() -> (u32, u32) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();
@@ -27,7 +28,7 @@ pub fn now() -> (u32, u32) {
     (seconds, now.subsec_nanos())
 }
 
-/// Takes a snapshot of the disk as it is; `date` is now, in seconds since the epoch and
+/// Takes a snapshot of the disk. `date` is the current time, in seconds since the epoch and
 /// nanoseconds.
 pub fn create(file: &dyn ImageFile, name: &str, date: (u32, u32)) -> Result<Snapshot> {
     if name.len() > MAX_NAME || name.contains('\0') {
@@ -69,7 +70,8 @@ pub fn create(file: &dyn ImageFile, name: &str, date: (u32, u32)) -> Result<Snap
     Ok(snapshot)
 }
 
-/// An image whose refcounts have one bit can have no snapshot at all.
+/// Adds advice to the error of a refcount that would overflow. With refcounts of one bit, an image
+/// cannot have any snapshots.
 fn too_often(error: Error) -> Error {
     match error {
         Error::Unsupported(problem) => Error::Unsupported(format!(
@@ -80,8 +82,8 @@ fn too_often(error: Error) -> Error {
     }
 }
 
-/// Makes the disk what it was when the snapshot was taken, which stays. What was written to the
-/// disk since is lost, but for what is in other snapshots.
+/// Reverts the disk to a snapshot, which is kept. Data written to the disk since is lost, except
+/// where other snapshots hold it.
 pub fn apply(file: &dyn ImageFile, which: &str) -> Result<Snapshot> {
     let mut editor = Editor::open(file)?;
     let snapshots = read_snapshots(file, editor.header())?;
@@ -93,7 +95,7 @@ pub fn apply(file: &dyn ImageFile, which: &str) -> Result<Snapshot> {
     }
     let size = size_of(&snapshot, &editor)?;
     let mut mapping = Mapping::read(&editor, snapshot.l1_offset, snapshot.l1_entries)?;
-    // In this order no refcount is larger in between than it is in the end.
+    // In this order, no refcount is temporarily larger than its final value.
     Mapping::active(&editor)?.release(&mut editor)?;
     mapping.reference(&mut editor)?;
     mapping.grow(editor.geometry().l1_entries_for(size));
@@ -106,7 +108,7 @@ pub fn apply(file: &dyn ImageFile, which: &str) -> Result<Snapshot> {
     Ok(snapshot)
 }
 
-/// The size of the disk that a snapshot is of.
+/// Returns the size in bytes that the disk had when the snapshot was taken.
 fn size_of(snapshot: &Snapshot, editor: &Editor) -> Result<u64> {
     let (header, now) = (editor.header(), editor.header().size & !511);
     let size = snapshot.disk_size().unwrap_or(now);
@@ -125,7 +127,7 @@ fn size_of(snapshot: &Snapshot, editor: &Editor) -> Result<u64> {
     Ok(size)
 }
 
-/// Deletes a snapshot. What only it refers to is free afterwards.
+/// Deletes a snapshot and frees the clusters that only this snapshot uses.
 pub fn delete(file: &dyn ImageFile, which: &str) -> Result<Snapshot> {
     let mut editor = Editor::open(file)?;
     let mut snapshots = read_snapshots(file, editor.header())?;
@@ -142,14 +144,14 @@ pub fn delete(file: &dyn ImageFile, which: &str) -> Result<Snapshot> {
     Ok(snapshot)
 }
 
-/// What a word means that is one snapshot's ID and another's name.
+/// Which snapshot is meant by a word that is the ID of one and the name of another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Prefer {
     Id,
     Name,
 }
 
-/// Which snapshot is meant: by its ID or its name, of which there may be several alike.
+/// Finds a snapshot by ID or name. Of several snapshots with the same name, the first one is found.
 fn find(snapshots: &[Snapshot], which: &str, prefer: Prefer) -> Result<usize> {
     let by_id = || snapshots.iter().position(|s| s.id == which.as_bytes());
     let by_name = || snapshots.iter().position(|s| s.name == which.as_bytes());
@@ -164,7 +166,7 @@ fn find(snapshots: &[Snapshot], which: &str, prefer: Prefer) -> Result<usize> {
     })
 }
 
-/// One more than the greatest ID.
+/// Returns the greatest numeric ID plus one.
 fn new_id(snapshots: &[Snapshot]) -> Vec<u8> {
     let number = |s: &Snapshot| {
         let digits = s.id.iter().take_while(|b| b.is_ascii_digit());
@@ -176,7 +178,7 @@ fn new_id(snapshots: &[Snapshot]) -> Vec<u8> {
     greatest.saturating_add(1).to_string().into_bytes()
 }
 
-/// Puts the snapshot table in a new place.
+/// Writes the snapshot table to a new place and releases the old one.
 pub(super) fn store_table(editor: &mut Editor, snapshots: &[Snapshot]) -> Result<()> {
     let (file, header) = (editor.file(), editor.header());
     let (old, old_len) = (
