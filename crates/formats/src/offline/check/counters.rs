@@ -1,20 +1,20 @@
-//! References to each cluster of a file.
+//! Counters of the references to each cluster of a file.
 
 use crate::{Error, Result};
 use std::collections::HashMap;
 
-/// A counter for each cluster, in two bytes; the few clusters that are
-/// referred to more often are counted elsewhere.
+/// One counter of two bytes per cluster. The few clusters with more references are counted in
+/// `many`.
 pub(super) struct Counters {
     counts: Vec<u16>,
-    /// Those whose counter is `MANY`.
+    /// Counts of the clusters whose counter is `MANY`.
     many: HashMap<usize, u64>,
 }
 
 const MANY: u16 = u16::MAX;
 
 impl Counters {
-    /// Counters for `clusters`, all 0. Pages that stay 0 take no memory.
+    /// Creates counters for `clusters` clusters, all 0. Pages that stay 0 take no memory.
     pub(super) fn new(clusters: u64, max_memory: u64) -> Result<Counters> {
         let fits = clusters.checked_mul(2).is_some_and(|b| b <= max_memory);
         let Some(clusters) = usize::try_from(clusters).ok().filter(|_| fits) else {
@@ -33,7 +33,7 @@ impl Counters {
         self.counts.len() as u64
     }
 
-    /// 0 for clusters beyond the last.
+    /// Returns the number of references of a cluster; 0 for clusters beyond the last.
     pub(super) fn get(&self, cluster: u64) -> u64 {
         let at = usize::try_from(cluster).unwrap_or(usize::MAX);
         match self.counts.get(at) {
@@ -53,7 +53,7 @@ impl Counters {
         }
     }
 
-    /// Counts `by` more references; clusters beyond the last are ignored.
+    /// Adds `by` references to a cluster. Clusters beyond the last are ignored.
     pub(super) fn add(&mut self, cluster: u64, by: u64) {
         if cluster < self.len() {
             let count = self.get(cluster).saturating_add(by);
@@ -61,7 +61,7 @@ impl Counters {
         }
     }
 
-    /// Counts one reference less.
+    /// Removes a reference from a cluster.
     pub(super) fn remove(&mut self, cluster: u64) {
         if cluster < self.len() {
             let count = self.get(cluster).saturating_sub(1);
@@ -69,7 +69,7 @@ impl Counters {
         }
     }
 
-    /// Makes room for more clusters.
+    /// Extends the counters to `clusters` clusters.
     pub(super) fn grow(&mut self, clusters: u64) {
         let clusters = clusters as usize;
         if clusters > self.counts.len() {
@@ -77,7 +77,7 @@ impl Counters {
         }
     }
 
-    /// The last cluster with references, and one.
+    /// Number of the last cluster with references, plus one.
     pub(super) fn end(&self) -> u64 {
         let used = self.counts.iter().rposition(|c| *c != 0);
         used.map_or(0, |at| at as u64 + 1)
@@ -91,22 +91,22 @@ impl Counters {
     }
 }
 
-/// One bit for each cluster.
+/// One bit per cluster.
 pub(super) struct Bits(Vec<u64>);
 
 impl Bits {
-    /// All 0; the caller has bounded `len`.
+    /// Creates a set of `len` bits, all 0. The caller has bounded `len`.
     pub(super) fn new(len: u64) -> Bits {
         Bits(vec![0; len.div_ceil(64) as usize])
     }
 
-    /// False beyond the last.
+    /// Returns a bit; false beyond the last.
     pub(super) fn get(&self, at: u64) -> bool {
         let word = usize::try_from(at / 64).unwrap_or(usize::MAX);
         self.0.get(word).is_some_and(|w| w >> (at % 64) & 1 == 1)
     }
 
-    /// Nothing beyond the last.
+    /// Sets a bit. Bits beyond the last are ignored.
     pub(super) fn set(&mut self, at: u64) {
         let word = usize::try_from(at / 64).unwrap_or(usize::MAX);
         if let Some(word) = self.0.get_mut(word) {

@@ -1,4 +1,4 @@
-//! `fathom img check`: is an image's metadata consistent, and can it be made so?
+//! `fathom img check`: checks the consistency of an image's metadata, and repairs it.
 
 mod counters;
 mod qcow2;
@@ -10,26 +10,26 @@ pub use report::Report;
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 
-/// What may be changed.
+/// What a check may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repair {
-    /// Nothing; the file is only read.
+    /// Nothing: the file is only read.
     #[default]
     Nothing,
-    /// Space that nothing uses is given back. Never changes what a guest reads.
+    /// Leaked clusters are freed. This never changes the disk's contents.
     Leaks,
-    /// Everything. What cannot be reached any more reads as zeroes (or the
-    /// backing file) afterwards, and its space is given back.
+    /// Everything. Data that cannot be reached any more reads as zeroes (or as the backing file)
+    /// after the repair, and its space is freed.
     All,
 }
 
-/// How to check.
+/// Options of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// What may be changed.
+    /// What the check may change.
     pub repair: Repair,
-    /// Bytes of memory for counters, of which there are two bytes for each
-    /// cluster of the file.
+    /// Maximum memory in bytes for the reference counters, which take two bytes per cluster of the
+    /// file.
     pub max_memory: u64,
 }
 
@@ -42,12 +42,12 @@ impl Default for Options {
     }
 }
 
-/// A repair can bring further problems to light, but not often.
+/// Maximum number of repair passes. A repair can reveal further problems, but rarely does.
 const MAX_PASSES: usize = 8;
-/// Lines about single problems; more than these are only counted.
+/// Maximum number of lines about single problems. Further problems are only counted.
 const MAX_LINES: u64 = 1000;
 
-/// Where lines about single problems go.
+/// The output of lines about single problems.
 struct Lines<'a> {
     say: &'a mut dyn FnMut(&str),
     said: u64,
@@ -64,15 +64,16 @@ impl Lines<'_> {
     }
 }
 
-/// Checks an image, and repairs it as far as the options allow. `say` gets one
-/// line for each problem.
+/// Checks an image, and repairs it as far as the options allow. `say` receives one line per
+/// problem.
 ///
-/// A crash during a repair leaves an image that can be repaired: what refers
-/// to something is written after what it refers to, with a flush between, and
-/// refcounts can be counted anew at any time.
+/// A crash during a repair leaves an image that can be repaired. Each structure is written before
+/// the references to it, with a flush in between, and refcounts can be rebuilt at any time.
 ///
-/// Fails when the image cannot be checked: it is raw, its header is broken, or
-/// its file fails.
+/// # Errors
+///
+/// Fails if the image cannot be checked: its format has no check, its header is invalid, or its
+/// file fails.
 pub fn check(
     file: &dyn ImageFile,
     format: Format,
@@ -100,7 +101,7 @@ pub fn check(
     let mut report = pass(file, format, &last, &mut lines)?;
     report.check_errors += check_errors;
     if options.repair != Repair::Nothing && report.check_errors == 0 && report.leaks == 0 {
-        // (A mark that stays costs a needless repair.)
+        // If this fails, the mark that remains causes only an unnecessary repair.
         let _ = file.mark_open(false);
     }
     if options.repair != Repair::Nothing && report.check_errors == 0 && report.corruptions == 0 {
@@ -117,7 +118,7 @@ pub fn check(
     })
 }
 
-/// One look at everything.
+/// Checks the whole image once.
 fn pass(
     file: &dyn ImageFile,
     format: Format,

@@ -1,8 +1,8 @@
-//! QED: the consistency scan of the specification.
+//! QED: the consistency check of the specification.
 //!
-//! Each cluster is referred to once at most; what is not is a leak. As with
-//! `qemu-img check`, offsets that lead nowhere can be repaired (to
-//! unallocated); leaks, and clusters that are referred to twice, cannot.
+//! Each cluster may be referenced at most once, and a cluster without a reference is leaked. As in
+//! `qemu-img check`, invalid offsets can be repaired: they become unallocated. Leaks, and clusters
+//! that are referenced twice, cannot be repaired.
 
 use super::counters::Bits;
 use super::{Lines, Options, Repair, Report};
@@ -11,13 +11,13 @@ use crate::qed::{Cluster, FEATURE_NEED_CHECK, Geometry, Header, L2Offset};
 use crate::{Error, Format, HostOffset, Result};
 use fathom_files::ImageFile;
 
-/// Bytes of a table that are read at once.
+/// Number of bytes of a table that are read at once.
 const CHUNK: usize = 64 << 10;
 
 struct Scan<'a, 'b> {
     file: &'a dyn ImageFile,
     geometry: Geometry,
-    /// Of whole clusters.
+    /// Length in bytes of the file's whole clusters.
     file_len: u64,
     repair: Repair,
     used: Bits,
@@ -67,8 +67,8 @@ pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -
     Ok(scan.report)
 }
 
-/// The image is consistent: says so in its header. The caller has flushed
-/// what was repaired.
+/// Clears the header's need-check bit, because the image is consistent. The caller has flushed the
+/// repairs.
 pub(super) fn mark_clean(file: &dyn ImageFile) -> Result<()> {
     let mut header = read_header(file)?;
     if header.needs_check() {
@@ -92,7 +92,7 @@ impl Scan<'_, '_> {
         }
     }
 
-    /// An offset that leads nowhere, in the table entry at `at`.
+    /// Reports or repairs an invalid offset in the table entry at `at`.
     fn invalid_offset(&mut self, at: HostOffset, what: &str, offset: HostOffset) -> Result<()> {
         let text = format!("{what} offset={offset:#x}: not a cluster of the file");
         if self.repair != Repair::All {
@@ -107,7 +107,7 @@ impl Scan<'_, '_> {
         Ok(())
     }
 
-    /// Marks clusters used; false when one was already. Each such is a
+    /// Marks clusters as used. Returns false if a cluster was already used; each such cluster is a
     /// corruption.
     fn mark(&mut self, what: &str, offset: HostOffset, clusters: u64) -> bool {
         let first = offset.cluster(self.geometry.cluster_bits);

@@ -1,42 +1,42 @@
-//! What a check found.
+//! The result of a check.
 
 use crate::Format;
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// Numbers as `qemu-img check` has them.
+/// The numbers that `qemu-img check` reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Parts that could not be read.
+    /// Number of parts that could not be checked.
     pub check_errors: u64,
-    /// Contradictions: writing would do harm.
+    /// Number of corruptions, which make writes to the image dangerous.
     pub corruptions: u64,
-    /// Clusters that take space and are not used.
+    /// Number of clusters that are allocated but not used.
     pub leaks: u64,
-    /// Repaired.
+    /// Number of corruptions that were repaired.
     pub corruptions_fixed: u64,
-    /// Repaired.
+    /// Number of leaked clusters that were freed.
     pub leaks_fixed: u64,
-    /// Bytes up to the end of the last cluster in use; 0 where it is unknown.
+    /// End of the last cluster in use, in bytes; 0 if unknown.
     pub image_end_offset: u64,
-    /// Clusters of the disk.
+    /// Number of clusters of the disk.
     pub total_clusters: u64,
-    /// Of these, allocated ones.
+    /// Number of allocated clusters.
     pub allocated_clusters: u64,
-    /// Of these, the ones that do not follow their predecessors.
+    /// Number of allocated clusters that do not follow their predecessor in the file.
     pub fragmented_clusters: u64,
-    /// And the compressed ones.
+    /// Number of compressed clusters.
     pub compressed_clusters: u64,
 }
 
 impl Report {
-    /// Anything was changed.
+    /// Whether the check has changed the image.
     pub fn repaired(&self) -> bool {
         self.leaks_fixed + self.corruptions_fixed > 0
     }
 
-    /// The exit status of `qemu-img check`: 0 for a consistent image, 1 for a
-    /// check that was not completed, 2 for corruptions, 3 for leaks only.
+    /// The exit status of `qemu-img check`: 0 for a consistent image, 1 for an incomplete check, 2
+    /// for corruptions, 3 for leaks only.
     pub fn exit_status(&self) -> u8 {
         if self.check_errors > 0 {
             1
@@ -49,8 +49,8 @@ impl Report {
         }
     }
 
-    /// The fields that `qemu-img check --output=json` has, by its names:
-    /// mostly those that are not 0.
+    /// Returns the fields of `qemu-img check --output=json`, by QEMU's names. Most fields are left
+    /// out if they are 0.
     pub fn to_json(&self, filename: &str, format: Format) -> Value {
         let mut all = Map::new();
         all.insert("filename".into(), filename.into());

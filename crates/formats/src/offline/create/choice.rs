@@ -1,4 +1,4 @@
-//! Options whose values are words.
+//! Parses options whose values are words.
 
 use crate::{Error, Result};
 

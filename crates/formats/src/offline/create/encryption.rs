@@ -1,19 +1,20 @@
-//! Options of encryption, by the names that `qemu-img create -o` has for them.
+//! Encryption options, by their names in `qemu-img create -o`.
 
 use super::choice::choose;
 use crate::{Error, Format, Result};
 use fathom_luks::{Effort, Hash, Passphrase};
 use std::time::Duration;
 
-/// How what is new is encrypted.
+/// Encryption of a new image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Encryption {
-    /// Guest data is. Always so in a luks image.
+    /// Whether guest data is encrypted. Always true for a luks image.
     pub is_wanted: bool,
     pub luks: fathom_luks::Options,
 }
 
-/// Of luks images; those of qcow2 begin with [`PREFIX`], and have a format besides.
+/// Option names of luks images. The encryption options of qcow2 images begin with [`PREFIX`] and
+/// include a format.
 pub(super) const NAMES: [&str; 8] = [
     "cipher-alg",
     "cipher-mode",
@@ -25,11 +26,11 @@ pub(super) const NAMES: [&str; 8] = [
     "version",
 ];
 
-/// Of qcow2's.
+/// Prefix of the encryption options of qcow2 images.
 pub(super) const PREFIX: &str = "encrypt.";
 
 impl Encryption {
-    /// The defaults for this format.
+    /// Returns the defaults for this format.
     pub(super) fn new(format: Format) -> Encryption {
         Encryption {
             is_wanted: format == Format::Luks,
@@ -37,7 +38,7 @@ impl Encryption {
         }
     }
 
-    /// Takes an option without its prefix.
+    /// Sets an option, whose name is given without its prefix.
     pub(super) fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let luks = &mut self.luks;
         let number = |unit: &str| {
@@ -66,7 +67,8 @@ impl Encryption {
         Ok(())
     }
 
-    /// Makes a header, with its key slots, which is read as QEMU and cryptsetup read it. Takes seconds.
+    /// Creates an encryption header with its key slots, which QEMU and cryptsetup can read. Takes
+    /// seconds.
     pub(super) fn header(&self, key: Option<&Passphrase>) -> Result<Vec<u8>> {
         let Some(key) = key else {
             return Err(Error::usage(
@@ -78,7 +80,7 @@ impl Encryption {
         Ok(created.bytes)
     }
 
-    /// Bytes of such a header.
+    /// Length of the encryption header in bytes.
     pub(in crate::offline) fn header_len(&self) -> u64 {
         self.luks.header_len()
     }

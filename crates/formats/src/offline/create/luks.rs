@@ -1,14 +1,14 @@
-//! LUKS images: a header with key slots, and room for the disk.
+//! Creates LUKS images: a header with key slots, and space for the disk.
 
 use super::Options;
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 use fathom_luks::Passphrase;
 
-/// What makes it a LUKS image.
+/// Size in bytes of the first sector, which holds the magic number.
 const MAGIC_SECTOR: usize = 512;
 
-/// The disk reads as anything, as one that nobody has written to.
+/// Creates a LUKS image. The disk reads as arbitrary bytes, like a disk that was never written to.
 pub(super) fn create(
     file: &dyn ImageFile,
     options: &Options,

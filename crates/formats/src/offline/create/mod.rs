@@ -21,10 +21,10 @@ use fathom_luks::Passphrase;
 use fathom_units::cause;
 use std::path::Path;
 
-/// Makes an image of a disk of `size` bytes (rounded up to whole sectors) in
-/// `file`, whose contents are lost, with its guest data in `data_file` if
-/// that is among the options, and encrypted by `key` if that is. The header comes last, after a flush: what a
-/// crash leaves behind is no image.
+/// Creates an image of a disk of `size` bytes, rounded up to whole sectors, in `file`, whose
+/// contents are lost. Guest data is in `data_file` if the options name a data file, and is
+/// encrypted with `key` if they ask for encryption. The header is written last, after a flush, so
+/// that a file left by a crash is not an image.
 pub fn create(
     file: &dyn ImageFile,
     data_file: Option<&dyn ImageFile>,
@@ -46,8 +46,8 @@ pub fn create(
     }
 }
 
-/// The size of the disk in a backing file, which must be of the format that the options say: the
-/// size of an image that is given none. `path` is its name.
+/// Returns the size of the disk in a backing file, which is the default size of a new image. The
+/// options must name the format of the backing file. `path` is the backing file's path.
 pub fn backing_size(path: &Path, file: &dyn ImageFile, format: Option<Format>) -> Result<u64> {
     let told = |error: Error| {
         let path = path.display();
@@ -63,9 +63,9 @@ pub fn backing_size(path: &Path, file: &dyn ImageFile, format: Option<Format>) -
     Ok(Image::read(file, format).map_err(told)?.size())
 }
 
-/// Whether a disk that [`create`] has just made with these options and in these files reads as
-/// zeroes, apart from what is in its backing file. Where `false`, the disk may read as what a
-/// device held before.
+/// Whether a disk that [`create`] has just created with these options and files reads as zeroes,
+/// apart from the contents of its backing file. If `false`, the disk may read as the former
+/// contents of a device.
 pub fn reads_as_zeroes(
     file: &dyn ImageFile,
     data_file: Option<&dyn ImageFile>,
@@ -76,12 +76,12 @@ pub fn reads_as_zeroes(
         Format::Raw => options.preallocation == Preallocation::Full || store.grows(),
         Format::Qcow2 => qcow2::has_no_contents(options) || store.grows(),
         Format::Qed => true,
-        // Sectors that were never written decrypt to anything.
+        // Sectors that were never written decrypt to arbitrary bytes.
         Format::Luks | Format::Foreign(_) => false,
     }
 }
 
-/// Refuses `preallocation=falloc` where the file cannot reserve space.
+/// Refuses `preallocation=falloc` if the file cannot allocate space.
 pub(in crate::offline) fn check_preallocation(
     file: &dyn ImageFile,
     how: Preallocation,
@@ -97,11 +97,11 @@ pub(in crate::offline) fn check_preallocation(
     })
 }
 
-/// Zeroes, for writing.
+/// A buffer of zeroes for writing.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Makes `len` bytes from `offset` on take space as the user wishes; they
-/// read as zeroes already.
+/// Allocates space for `len` bytes from `offset` on, as `how` says. The bytes already read as
+/// zeroes, except where [`Preallocation::Full`] writes zeroes.
 pub(super) fn preallocate(
     file: &dyn ImageFile,
     how: Preallocation,

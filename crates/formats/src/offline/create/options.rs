@@ -1,4 +1,4 @@
-//! Options as `qemu-img create -o` has them.
+//! Options of `qemu-img create -o`.
 
 use super::choice::{choose, on_or_off};
 use super::encryption::{self, Encryption};
@@ -8,17 +8,18 @@ use fathom_units::unknown_name;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What is allocated in advance.
+/// What is allocated when an image is created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preallocation {
     /// Nothing.
     #[default]
     Off,
-    /// Tables. The data is a hole in a file; on a device it is what the device held before.
+    /// Tables. In a file, the data is a hole; on a device, the data is the device's former
+    /// contents.
     Metadata,
-    /// Space, by fallocate(2). Not on devices.
+    /// Tables and space for data, by fallocate(2). Not possible on devices.
     Falloc,
-    /// Space, by writing zeroes.
+    /// Tables and space for data, by writing zeroes.
     Full,
 }
 
@@ -33,59 +34,60 @@ impl Preallocation {
     }
 }
 
-/// The backing file.
+/// The backing file of a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// As it is to be written in the image.
+    /// The name as it will be stored in the image.
     pub name: String,
-    /// Without it, whoever opens the image must guess, which is refused here.
+    /// The format of the backing file. Without a format, readers would have to guess, which is
+    /// refused.
     pub format: Option<Format>,
 }
 
-/// Options that only qcow2 has.
+/// Options of qcow2 images only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qcow2Options {
-    /// 2 or 3: `compat=0.10` or `1.1`.
+    /// Version of the format, 2 or 3: `compat=0.10` or `1.1`.
     pub version: u32,
-    /// Width of a refcount.
+    /// Width of a refcount in bits.
     pub refcount_bits: u64,
-    /// Refcounts are written late.
+    /// Whether refcounts are written late.
     pub lazy_refcounts: bool,
-    /// Subclusters.
+    /// Whether clusters have subclusters.
     pub extended_l2: bool,
-    /// Of compressed clusters.
+    /// Compression method of compressed clusters.
     pub compression: CompressionType,
-    /// The name of the external data file, as it is to be written in the image.
+    /// The name of the external data file as it will be stored in the image.
     pub data_file: Option<String>,
-    /// It is to be a raw image by itself.
+    /// Whether the external data file is a raw image by itself.
     pub data_file_raw: bool,
 }
 
-/// What a new image is to be.
+/// The properties of a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Its format.
+    /// The image's format.
     pub format: Format,
-    /// Its size, if it is among the options.
+    /// The disk's size in bytes, if it is among the options.
     pub size: Option<u64>,
-    /// Bytes of a cluster.
+    /// Cluster size in bytes.
     pub cluster_size: u64,
-    /// QED only: clusters of a table.
+    /// Size of a table in clusters, in QED images only.
     pub table_size: u64,
-    /// Below it.
+    /// The backing file, if any.
     pub backing: Option<Backing>,
-    /// What is allocated.
+    /// What is allocated at once.
     pub preallocation: Preallocation,
-    /// qcow2 only.
+    /// Options of qcow2 images only.
     pub qcow2: Qcow2Options,
-    /// luks and qcow2 only.
+    /// Encryption, for luks and qcow2 images only.
     pub encryption: Encryption,
-    /// Words that were given, as they were: they are shown even where they are defaults.
+    /// The options as the user wrote them. Some are shown even if they have the default value.
     given: BTreeMap<&'static str, String>,
 }
 
 impl Options {
-    /// The defaults, which are QEMU's.
+    /// Returns the defaults, which are QEMU's.
     pub fn new(format: Format) -> Options {
         Options {
             format,
@@ -108,7 +110,7 @@ impl Options {
         }
     }
 
-    /// The names of a format's options.
+    /// Returns the names of a format's options.
     pub fn names(format: Format) -> &'static [&'static str] {
         match format {
             Format::Raw => &["preallocation", "size"],
@@ -144,7 +146,7 @@ impl Options {
         }
     }
 
-    /// Takes one option, as in `-o name=value`. Sizes are read by `parse_size`.
+    /// Sets an option, as in `-o name=value`. `parse_size` parses sizes.
     pub fn set(
         &mut self,
         name: &str,
@@ -204,12 +206,12 @@ impl Options {
         Ok(())
     }
 
-    /// The names of those that were given.
+    /// Returns the names of the options that were given.
     pub fn given(&self) -> impl Iterator<Item = &'static str> {
         self.given.keys().copied()
     }
 
-    /// Checks what does not depend on the size.
+    /// Validates everything that does not depend on the disk's size.
     pub fn validate(&self) -> Result<()> {
         let refuse = |problem: &str| Err(Error::usage(problem));
         if let Some(backing) = &self.backing {
@@ -315,7 +317,7 @@ impl Options {
     }
 }
 
-/// As `qemu-img create` tells what it makes.
+/// Formats the options as `qemu-img create` does.
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "fmt={}", self.format)?;
@@ -355,7 +357,8 @@ impl fmt::Display for Options {
 }
 
 impl Options {
-    /// An option's value, if it is shown: most are only if they were given or are no defaults.
+    /// Returns an option's value, if it is shown. Some options are shown only if they were given or
+    /// differ from the default.
     fn shown(&self, name: &str) -> Option<String> {
         let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
         let (q, given) = (&self.qcow2, self.given.contains_key(name));

@@ -1,5 +1,5 @@
-//! qcow2 images: header, refcount table and blocks, L1 table, then what is
-//! preallocated. Every cluster has refcount one.
+//! Creates qcow2 images: header, refcount table and blocks, L1 table, then the preallocated
+//! clusters. Every cluster has refcount one.
 
 use super::{Options, Preallocation, check_preallocation, preallocate};
 use crate::qcow2::{
@@ -13,7 +13,7 @@ use crate::{Error, GuestOffset, HostOffset, Result};
 use fathom_files::ImageFile;
 use fathom_luks::Passphrase;
 
-/// Where everything is, in clusters.
+/// The layout of a new image, in clusters.
 struct Layout {
     table_clusters: u64,
     blocks: u64,
@@ -24,7 +24,8 @@ struct Layout {
 }
 
 impl Layout {
-    /// The least refcount blocks that cover everything including themselves.
+    /// Computes the layout with the fewest refcount blocks that cover everything, including
+    /// themselves.
     fn new(g: &Geometry, l1_entries: u64, encryption: u64, l2_tables: u64, data: u64) -> Layout {
         let mut layout = Layout {
             table_clusters: 1,
@@ -40,7 +41,7 @@ impl Layout {
             if (blocks, table) == (layout.blocks, layout.table_clusters) {
                 return layout;
             }
-            // Both only ever grow.
+            // Both numbers only grow, so the loop ends.
             (layout.blocks, layout.table_clusters) = (blocks, table);
         }
     }
@@ -78,16 +79,16 @@ impl Layout {
     }
 }
 
-/// An image that is to be, without its data.
+/// The structures of a new image, without its data.
 pub(super) struct Plan {
     header: Header,
     layout: Layout,
-    /// Its first cluster.
+    /// The image's first cluster.
     pub(super) first: Vec<u8>,
 }
 
 impl Plan {
-    /// With so many L2 tables and clusters of data.
+    /// Plans an image with `l2_tables` L2 tables and `data` clusters of data.
     pub(super) fn new(options: &Options, size: u64, l2_tables: u64, data: u64) -> Result<Plan> {
         let mut header = header_of(options, size);
         let g = header.geometry();
@@ -111,7 +112,7 @@ impl Plan {
             ));
         }
         let encoded = encode(&mut header)?;
-        // What a reader would refuse is refused before anything is lost.
+        // Refuses what a reader would refuse, before the file's contents are lost.
         let mut first = vec![0; g.cluster_size() as usize];
         first[..encoded.len()].copy_from_slice(&encoded);
         Header::parse(&first).map_err(|e| {
@@ -133,13 +134,13 @@ impl Plan {
         HostOffset::of_cluster(cluster, self.header.cluster_bits)
     }
 
-    /// Where the cluster of data of this number is.
+    /// Returns the offset of data cluster `number`.
     pub(super) fn data(&self, number: u64) -> HostOffset {
         self.offset_of(self.layout.first_data() + number)
     }
 
-    /// Puts all clusters but the first and those of data, in the order of the file: `indexes` are those of the L2
-    /// tables in the L1 table.
+    /// Passes all clusters except the first one and the data to `put`, in file order. `indexes` are
+    /// the indexes of the L2 tables in the L1 table.
     pub(super) fn put_tables(
         &self,
         indexes: impl Iterator<Item = u64>,
@@ -179,7 +180,8 @@ impl Plan {
     }
 }
 
-/// Takes a cluster, which is zeroes behind so many bytes.
+/// A function that receives a cluster: its offset, its bytes, and the number of bytes before the
+/// zeroes at its end.
 pub(super) type Put<'a> = dyn FnMut(HostOffset, &[u8], usize) -> Result<()> + 'a;
 
 pub(super) fn create(
@@ -229,7 +231,7 @@ pub(super) fn create(
     file.sync().map_err(Error::io("cannot flush"))
 }
 
-/// The L2 table of this index of a disk all of whose clusters have a place.
+/// Returns the L2 table with this index of a disk whose clusters are all allocated.
 fn preallocated_table(plan: &Plan, index: u64) -> Vec<u8> {
     let g = plan.geometry();
     let mut table = vec![0; g.cluster_size() as usize];
@@ -241,8 +243,8 @@ fn preallocated_table(plan: &Plan, index: u64) -> Vec<u8> {
             false => plan.data(first + index),
         };
         let mut entry = L2Entry::data(&g, host, true);
-        // Where subclusters can say it, what is only reserved does not
-        // hide the backing file. A raw data file's contents always count.
+        // With subclusters, a preallocated cluster does not hide the backing file. The contents of
+        // a raw data file always count.
         if !plan.header.data_file_is_raw() {
             entry.bitmap = 0;
         }
@@ -251,8 +253,8 @@ fn preallocated_table(plan: &Plan, index: u64) -> Vec<u8> {
     table
 }
 
-/// The image when all of the disk has been written. An external data file's clusters count, as
-/// QEMU counts them.
+/// Returns the extent of the image when the whole disk has been written. The clusters of an
+/// external data file count, as in QEMU.
 pub fn fully_allocated(options: &Options, size: u64) -> Result<Extent> {
     options.validate()?;
     let g = Geometry {
@@ -287,18 +289,19 @@ fn failed() -> impl FnOnce(std::io::Error) -> Error {
     Error::io("cannot write the image")
 }
 
-/// Whether the entries of a new image, or zeroes that were written, make its disk read as zeroes,
-/// whatever the file held before.
+/// Whether the disk of a new image reads as zeroes, because of the image's entries or of zeroes
+/// that were written, whatever the file held before.
 pub(super) fn has_no_contents(options: &Options) -> bool {
     let has_subclusters = options.qcow2.extended_l2 && !options.qcow2.data_file_raw;
     match preallocation_of(options) {
         Preallocation::Off | Preallocation::Full => true,
-        // Their clusters are allocated, and their subclusters are not.
+        // The clusters are allocated, but their subclusters are not.
         Preallocation::Metadata | Preallocation::Falloc => has_subclusters,
     }
 }
 
-/// A raw data file has its clusters where the guest has them, from the start.
+/// Returns the preallocation to use. With a raw data file, all clusters are mapped at the guest's
+/// offsets from the start.
 fn preallocation_of(options: &Options) -> Preallocation {
     match options.preallocation {
         Preallocation::Off if options.qcow2.data_file_raw => Preallocation::Metadata,
@@ -348,7 +351,7 @@ fn header_of(options: &Options, size: u64) -> Header {
     }
 }
 
-/// Without the feature names, which are a courtesy, where they do not fit.
+/// Encodes the header, without the optional feature name table if it does not fit.
 fn encode(header: &mut Header) -> Result<Vec<u8>> {
     if header.encode().is_err() {
         let kept = |e: &Extension| !matches!(e, Extension::FeatureNames(_));
@@ -357,7 +360,8 @@ fn encode(header: &mut Header) -> Result<Vec<u8>> {
     header.encode()
 }
 
-/// Puts a table of 64-bit numbers, given with their indexes in order, and zeroes for all others.
+/// Passes a table of 64-bit numbers to `put`. `words` are the nonzero entries in order, each with
+/// its index.
 fn put_words(
     g: &Geometry,
     first: u64,
@@ -383,7 +387,7 @@ fn put_words(
 }
 
 /// Writes a cluster that is zeroes from `used` on. A hole reads as zeroes without being written,
-/// which saves nearly all of a large cluster; a device has there what it had before.
+/// which saves most of a large cluster. On a device, the zeroes must be written.
 fn write_padded(file: &dyn ImageFile, cluster: &[u8], used: usize, at: HostOffset) -> Result<()> {
     let used = used.next_multiple_of(4096).min(cluster.len());
     let rest = cluster.len() - used;

@@ -1,4 +1,4 @@
-//! QED images: the header in the first cluster, then the L1 table.
+//! Creates QED images: the header in the first cluster, then the L1 table.
 
 use super::Options;
 use crate::qed::{FEATURE_BACKING_FILE, FEATURE_BACKING_FORMAT_NO_PROBE, HEADER_LEN, Header};
@@ -30,7 +30,7 @@ pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Resu
     }
     let mut start = header.encode().to_vec();
     start.extend(&name);
-    // Too large a size, say.
+    // Fails if the size is too large, for example.
     Header::parse(&start).map_err(|e| Error::usage(e.to_string()))?;
     let failed = || Error::io("cannot write the image");
     let geometry = header.geometry();
@@ -38,7 +38,7 @@ pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Resu
     let start_of_l1 = header.l1_offset.0;
     file.set_len(start_of_l1 + geometry.table_bytes())
         .map_err(failed())?;
-    // A hole in a file; a device needs the zeroes.
+    // A file would have a hole here, but a device needs the zeroes.
     super::preallocate(
         file,
         super::Preallocation::Full,

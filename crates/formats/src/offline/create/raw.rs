@@ -1,4 +1,4 @@
-//! Raw images: nothing but space.
+//! Creates raw images, which are only space.
 
 use super::{Preallocation, check_preallocation, preallocate};
 use crate::{Error, Result};

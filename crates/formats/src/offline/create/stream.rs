@@ -1,4 +1,5 @@
-//! A qcow2 image as a stream of bytes, for what cannot seek: its metadata first, then its data in the guest's order.
+//! Creates a qcow2 image as a stream of bytes, for outputs that cannot seek: first the metadata,
+//! then the data in the guest's order.
 
 use super::qcow2::Plan;
 use super::{Options, Preallocation};
@@ -8,19 +9,19 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
-/// Bytes that may be used to remember which clusters have what.
+/// Maximum memory in bytes for the contents of clusters.
 const MOST_MEMORY: u64 = 1 << 30;
 
-/// What an image that is to be a stream will have, and where.
+/// The contents of an image that will be written as a stream.
 pub struct Contents {
     geometry: Geometry,
     has_backing: bool,
     size: u64,
-    /// By their indexes in the L1 table, those that are needed.
+    /// The required L2 tables by their indexes in the L1 table.
     tables: BTreeMap<u64, Table>,
 }
 
-/// Which clusters of an L2 table have data, or are zeroes, a bit for each.
+/// The contents of an L2 table: one bit per cluster for data, and one for zeroes.
 struct Table {
     data: Box<[u64]>,
     zero: Box<[u64]>,
@@ -37,7 +38,7 @@ fn is_set(words: &[u64], bit: u64) -> bool {
 }
 
 impl Contents {
-    /// Nothing yet, of an image of a disk of `size` bytes.
+    /// Creates the contents of an image with an empty disk of `size` bytes.
     pub fn new(options: &Options, size: u64) -> Result<Contents> {
         options.validate()?;
         let size = size.next_multiple_of(512);
@@ -62,13 +63,13 @@ impl Contents {
         Err(Error::usage(problem))
     }
 
-    /// There is data in this range of the disk (bytes): in all clusters that it touches.
+    /// Adds data in a byte range of the disk. All clusters that the range touches become data.
     pub fn add_data(&mut self, range: Range<u64>) -> Result<()> {
         let clusters = self.touched(&range);
         self.mark(clusters, |table, bit| set(&mut table.data, bit))
     }
 
-    /// This range of the disk (bytes) is zeroes, whatever is below it.
+    /// Adds zeroes in a byte range of the disk, which hide the backing file's data.
     pub fn add_zeroes(&mut self, range: Range<u64>) -> Result<()> {
         if !self.has_backing {
             return Ok(());
@@ -82,7 +83,7 @@ impl Contents {
             true => touched.end,
             false => range.end / size,
         };
-        // What is a part of a cluster only is written as data.
+        // Clusters that are zeroes only in part are written as data.
         let whole = range.start.div_ceil(size)..end;
         let (before, behind) = match whole.is_empty() {
             true => (touched, 0..0),
@@ -120,7 +121,8 @@ impl Contents {
         Ok(())
     }
 
-    /// Where the disk has data (bytes), in order: whole clusters, but for the disk's end.
+    /// Returns the byte ranges of the disk that have data, in order. They are whole clusters,
+    /// except at the end of the disk.
     pub fn data(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let entries = self.geometry.l2_entries();
         let clusters = self.tables.iter().flat_map(move |(index, table)| {
@@ -139,12 +141,12 @@ impl Contents {
         })
     }
 
-    /// Bytes of a cluster, which the stream's last one fills, too.
+    /// Cluster size in bytes. The stream's last cluster must be padded to this size.
     pub fn cluster_size(&self) -> u64 {
         self.geometry.cluster_size()
     }
 
-    /// Gives `out` all that comes before the data, in order.
+    /// Passes everything before the data to `out`, in order.
     pub fn put_metadata(
         &self,
         options: &Options,
@@ -165,7 +167,7 @@ impl Contents {
         plan.put_tables(indexes, tables, &mut |_, cluster, _| put(cluster))
     }
 
-    /// An L2 table, before whose data so many clusters of data come.
+    /// Encodes an L2 table. `before` is the number of data clusters before those of this table.
     fn encode(&self, table: &Table, plan: &Plan, before: u64) -> Vec<u8> {
         let g = &self.geometry;
         let mut bytes = vec![0; g.cluster_size() as usize];

@@ -1,4 +1,4 @@
-//! `fathom img measure`: how large the file of a new image would be.
+//! `fathom img measure`: computes the file size of a new image.
 
 use super::create::{Options, Preallocation, fully_allocated};
 use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE};
@@ -8,28 +8,30 @@ use crate::{Error, Format, Result};
 use serde_json::{Value, json};
 use std::fmt;
 
-/// Bytes that a file needs; QEMU's `BlockMeasureInfo`.
+/// File sizes in bytes; QEMU's `BlockMeasureInfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measure {
-    /// With the data there is now.
+    /// Size with the data of the source.
     pub required: u64,
-    /// When all of the disk has been written.
+    /// Size when the whole disk has been written.
     pub fully_allocated: u64,
-    /// What its bitmaps need besides; `None` when source or target cannot have any.
+    /// Additional size of the bitmaps; `None` if the source or the target cannot have bitmaps.
     pub bitmaps: Option<u64>,
 }
 
-/// What is going to be copied into the image.
+/// The contents that will be copied to the image.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// See [`data_clusters`], for clusters of the new image.
+    /// Number of bytes of data clusters. See [`data_clusters`], with the cluster size of the new
+    /// image.
     pub data: u64,
-    /// Those of the source; `None` when it is of a format that has none.
+    /// The bitmaps of the source; `None` if its format has no bitmaps.
     pub bitmaps: Option<Vec<Bitmap>>,
 }
 
-/// Measures an image with these options for a disk of `size` bytes: an empty one without a source.
-/// With a backing file nothing is known of what it will have in common with the source.
+/// Measures a new image with these options for a disk of `size` bytes. Without a source, the image
+/// is empty. With a backing file, all data is counted, because the data shared with the source is
+/// unknown.
 pub fn measure(options: &Options, size: u64, source: Option<&Source>) -> Result<Measure> {
     let size = size
         .checked_next_multiple_of(512)
@@ -88,15 +90,15 @@ fn qcow2(options: &Options, size: u64, source: Option<&Source>) -> Result<Measur
     })
 }
 
-/// Clusters that refcounts take while so many clusters of bitmaps are added to a complete image.
-/// Blocks that change and the table get new places before their old ones are free.
+/// Returns the number of clusters for refcounts while `clusters` clusters of bitmaps are added to a
+/// complete image. Changed blocks and the table get new places before their old ones are free.
 fn refcount_clusters(options: &Options, image: &Extent, clusters: u64) -> u64 {
     let per_block = options.cluster_size * 8 / options.qcow2.refcount_bits;
     let mut blocks = 0;
     loop {
         let new = clusters + blocks + 2 * (image.table_clusters + 1);
-        // What is new may begin and end within blocks, and so may the old table. The first block
-        // counts what `create` has placed.
+        // The new clusters may begin and end within blocks, and so may the old table. The first
+        // block counts the clusters that `create` has placed.
         let changed =
             new.div_ceil(per_block) + 1 + image.table_clusters.div_ceil(per_block) + 1 + 1;
         let table = (image.blocks + changed) * 8 / options.cluster_size + 1;
@@ -108,7 +110,7 @@ fn refcount_clusters(options: &Options, image: &Extent, clusters: u64) -> u64 {
     }
 }
 
-/// What all bitmaps need that a copy would have, with all of their bits stored.
+/// Returns the size in bytes of all bitmaps that a copy would have, with all bits stored.
 fn bitmap_bytes(bitmaps: &[Bitmap], size: u64, cluster: u64) -> u64 {
     let mut directory = 0;
     let mut bytes = 0;
@@ -120,8 +122,8 @@ fn bitmap_bytes(bitmaps: &[Bitmap], size: u64, cluster: u64) -> u64 {
     bytes + directory.next_multiple_of(cluster)
 }
 
-/// Bytes of all clusters of `cluster_size` bytes (a power of two) that have data in them, given all
-/// parts of the disk.
+/// Returns the total size in bytes of all clusters of `cluster_size` bytes (a power of two) that
+/// contain data. `extents` must cover the whole disk.
 pub fn data_clusters<E>(
     extents: impl Iterator<Item = std::result::Result<MapExtent, E>>,
     cluster_size: u64,
@@ -139,7 +141,7 @@ pub fn data_clusters<E>(
 }
 
 impl Measure {
-    /// The fields that `qemu-img measure --output=json` has, by its names.
+    /// Returns the fields of `qemu-img measure --output=json`, by QEMU's names.
     pub fn to_json(&self) -> Value {
         let mut value = json!({
             "required": self.required,

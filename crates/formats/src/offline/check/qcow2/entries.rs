@@ -1,20 +1,20 @@
-//! Single entries of L1 and L2 tables: what is wrong, what to count, and what
-//! the entry should be instead.
+//! Inspects single entries of L1 and L2 tables: their problems, the bytes they refer to, and their
+//! repaired values.
 
 use crate::HostOffset;
 use crate::qcow2::{Geometry, L1Entry, L2Entry};
 
-/// An entry, looked at.
+/// The result of inspecting an entry.
 pub(super) struct Inspected<E> {
-    /// What is wrong, one line each.
+    /// The entry's problems, one line each.
     pub(super) problems: Vec<String>,
-    /// The bytes that it refers to, if these can be counted.
+    /// The bytes that the entry refers to, if they can be counted.
     pub(super) refers_to: Option<(HostOffset, u64)>,
     /// The entry with all problems repaired.
     pub(super) repaired: E,
 }
 
-/// A file, as far as entries care.
+/// The properties of a file that entries are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) g: Geometry,
@@ -22,7 +22,7 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// As in [`super::Pass::in_file`].
+    /// Whether the file contains these bytes. See [`super::Pass::in_file`].
     fn contain(&self, offset: HostOffset, len: u64) -> bool {
         let end = offset.checked_add(len);
         end.is_some_and(|end| end.0 < self.file_len.saturating_add(self.g.cluster_size()))
@@ -36,7 +36,7 @@ impl Bounds {
         }
         let offset = entry.raw_offset();
         let unusable = if offset.0 == 0 {
-            // The header is not an L2 table.
+            // Offset 0 is the header, which is not an L2 table.
             Some("is no offset of an L2 table")
         } else if !self.g.is_aligned(offset) {
             Some("is not a multiple of the cluster size")
@@ -64,7 +64,8 @@ impl Bounds {
         }
     }
 
-    /// Zeroes instead of a cluster that cannot be reached.
+    /// Returns the entry that replaces a cluster that cannot be reached: zeroes, or in version 2
+    /// unallocated.
     fn zeroed(&self, entry: L2Entry) -> L2Entry {
         if self.g.extended_l2 && !entry.is_compressed() {
             let zero = (entry.bitmap | entry.bitmap << 32) & !u64::from(u32::MAX);
@@ -130,7 +131,7 @@ impl Bounds {
             problems.push(format!(
                 "cluster offset={offset:#x} has a contradictory subcluster bitmap"
             ));
-            // What was written there counts.
+            // The allocated bit wins, so that written data is kept.
             repaired.bitmap &= !(u64::from(both) << 32);
         }
         let mut refers_to = None;

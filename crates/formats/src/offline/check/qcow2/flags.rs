@@ -1,4 +1,4 @@
-//! The copied flags, which say that a refcount is exactly one.
+//! Checks the copied flags, which mean that a refcount is exactly one.
 
 use super::Pass;
 use crate::offline::check::Repair;
@@ -8,7 +8,7 @@ use crate::{HostOffset, Result};
 impl Pass<'_, '_> {
     /// Checks all copied flags below the active L1 table against the refcounts.
     ///
-    /// A repair of leaks writes no table whose cluster has a second user.
+    /// A repair of leaks does not write to a table whose cluster has another user.
     pub(super) fn check_flags(&mut self) -> Result<()> {
         let clean = self.report.corruptions + self.report.leaks + self.report.check_errors == 0;
         let repair = match self.repair {
@@ -54,13 +54,12 @@ impl Pass<'_, '_> {
         self.switch_l2_tables(&moved)
     }
 
-    /// Whether this repair may correct flags of a table to which `uses` references lead.
+    /// Whether this repair may correct flags in a table that has `uses` references.
     fn may_write(&self, table: HostOffset, bytes: u64, uses: u64) -> bool {
         self.repair == Repair::All || self.is_alone(table, bytes, uses)
     }
 
-    /// Puts a table at the end of the file. Its refcount is the next pass's
-    /// business.
+    /// Writes a table to the end of the file. The next pass sets its refcount.
     fn append(&mut self, table: &[u8]) -> Result<HostOffset> {
         let at = self.end();
         self.write(table, at)?;
@@ -68,8 +67,8 @@ impl Pass<'_, '_> {
         Ok(at)
     }
 
-    /// Tables that something else is, too, were not written to: the active L1
-    /// table refers to their copies from now on. Sorted by the old places.
+    /// Makes the active L1 table refer to copies of L2 tables. The original clusters have other
+    /// users and were therefore not written to. `moved` is sorted by the old offset.
     fn switch_l2_tables(&mut self, moved: &[(HostOffset, HostOffset)]) -> Result<()> {
         if moved.is_empty() {
             return Ok(());
@@ -94,7 +93,8 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// The table with all flags right, if they are not and are to be.
+    /// Checks the copied flags of an L2 table. Returns the corrected table if flags are wrong and
+    /// `repair` is set.
     fn check_l2_flags(&mut self, offset: HostOffset, repair: bool) -> Result<Option<Vec<u8>>> {
         let mut table = vec![0; self.g.cluster_size() as usize];
         self.read(&mut table, offset)?;

@@ -1,18 +1,16 @@
-//! qcow2: all references are counted and compared with the refcounts.
+//! Checks qcow2 images: counts all references and compares them with the refcounts.
 //!
-//! A pass looks at everything once, in two halves:
+//! A pass checks the whole image once, in two steps:
 //!
-//! 1. structure: L1 and L2 tables of the disk and of its snapshots, and the
-//!    bitmaps. Entries that cannot be right are repaired, and the pass ends:
-//!    the next one counts what is left;
-//! 2. refcounts: the blocks against the counters. They are repaired in place,
-//!    or, when blocks are missing or shared, built anew at the end of the
-//!    file. Then the copied flags, against the refcounts.
+//! 1. Structure: the L1 and L2 tables of the disk and its snapshots, and the bitmaps. Invalid
+//!    entries are repaired, and then the pass ends. The next pass counts the remaining references.
+//! 2. Refcounts: the refcount blocks are compared with the counters and repaired in place. If
+//!    blocks are missing or shared, the refcounts are rebuilt at the end of the file. Then the
+//!    copied flags are compared with the refcounts.
 //!
-//! Memory: two bytes and one bit for each cluster of the file, a few words
-//! for each L2 table, and the snapshot table. Each table is read once or
-//! twice, however often it is referred to, so that time is bounded by the
-//! file's size.
+//! A check needs two bytes and one bit of memory for each cluster of the file, a few words for each
+//! L2 table, and the snapshot table. Each table is read once or twice, however often it is
+//! referenced, so that the time is bounded by the file's size.
 
 mod entries;
 mod flags;
@@ -36,14 +34,14 @@ use fathom_files::ImageFile;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// How often an L2 table is referred to, and what is known of it.
+/// The number of references to an L2 table, and its state.
 #[derive(Clone, Copy, Default)]
 struct Uses {
-    /// From the active L1 table.
+    /// Number of references from the active L1 table.
     active: u64,
-    /// From any L1 table.
+    /// Number of references from all L1 tables.
     total: u64,
-    /// It has entries that can be repaired.
+    /// Whether the table has invalid entries, which can be repaired.
     broken: bool,
 }
 
@@ -54,23 +52,23 @@ struct Pass<'a, 'b> {
     file_len: u64,
     repair: Repair,
     snapshots: Vec<Snapshot>,
-    /// Offsets of snapshots' L1 tables that have entries which cannot be right.
+    /// Offsets of snapshots' L1 tables that have invalid entries.
     broken_l1: BTreeSet<HostOffset>,
-    /// What the header refers to.
+    /// The regions that the header refers to.
     regions: Regions,
     bitmaps: Vec<Bitmap>,
     counts: Counters,
-    /// L2 tables by their offsets.
+    /// References to L2 tables by the tables' offsets.
     tables: BTreeMap<HostOffset, Uses>,
-    /// Places of refcount blocks; 0 where there is none.
+    /// Offsets of the refcount blocks; 0 for missing blocks.
     blocks: Vec<HostOffset>,
     /// Clusters whose refcount in the file is one.
     single: Bits,
-    /// The refcounts cannot be repaired in place.
+    /// Whether the refcounts cannot be repaired in place.
     rebuild: bool,
-    /// Some tables or entries cannot be right, and are not repaired.
+    /// Whether invalid tables or entries were found and not repaired.
     broken_structure: bool,
-    /// Clusters that a repair has made free, as ranges.
+    /// Ranges of clusters that a repair has freed.
     freed: Vec<Range<u64>>,
     report: Report,
     lines: &'a mut Lines<'b>,
@@ -88,7 +86,8 @@ pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -
         }
     }
     pass.compare_refcounts()?;
-    // What a broken table refers to looks free.
+    // Clusters that a broken table refers to appear to be free, so the refcounts are not rebuilt
+    // then.
     if pass.rebuild && pass.repair == Repair::All && !pass.broken_structure {
         pass.rebuild_refcounts()?;
         return Ok(pass.report);
@@ -97,7 +96,7 @@ pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -
         pass.refuse_rebuild();
     }
     if pass.report.repaired() {
-        // Flags say what refcounts say: those come first.
+        // The copied flags depend on the refcounts, which must therefore be durable first.
         pass.sync()?;
         pass.discard_freed();
     }
@@ -121,14 +120,14 @@ impl<'a, 'b> Pass<'a, 'b> {
         let g = header.geometry();
         let file_len = file.len().map_err(Error::io("cannot read its size"))?;
         if repair != Repair::Nothing && header.l1_entries > 0 && header.l1_offset.0 >= file_len {
-            // Everything would be free space.
+            // A repair would treat all data as free space.
             return Err(Error::invalid(
                 "its L1 table is beyond the file's end, which cannot be repaired",
             ));
         }
         let snapshots = read_snapshots(file, &header)?;
         let bitmaps = match read_bitmaps(file, &header) {
-            // Bitmaps that cannot even be listed are given up.
+            // Bitmaps that cannot even be listed are dropped.
             Err(Error::Invalid(problem)) if repair == Repair::All => {
                 lines.say(&format!("Repairing bitmaps, which are dropped: {problem}"));
                 header.autoclear &= !AUTOCLEAR_BITMAPS;
@@ -137,7 +136,7 @@ impl<'a, 'b> Pass<'a, 'b> {
             }
             other => other?,
         };
-        // A compressed cluster may end in a cluster of which the file has nothing.
+        // A compressed cluster may end in a cluster that begins at the end of the file.
         let clusters = g.clusters_of(file_len) + 1;
         let total_clusters = g.clusters_of(header.size & !511);
         let (regions, _) = Regions::of_header(&header, snapshot_table_bytes(&snapshots));
@@ -166,7 +165,7 @@ impl<'a, 'b> Pass<'a, 'b> {
         })
     }
 
-    /// A contradiction that stays.
+    /// Counts a corruption that is not repaired.
     fn corruption(&mut self, text: &str) {
         self.report.corruptions += 1;
         if self.repair == Repair::Nothing {
@@ -174,7 +173,7 @@ impl<'a, 'b> Pass<'a, 'b> {
         }
     }
 
-    /// A contradiction that is repaired, by the caller.
+    /// Counts a corruption that the caller repairs.
     fn repairing(&mut self, text: &str) {
         self.report.corruptions_fixed += 1;
         self.lines.say(&format!("Repairing {text}"));
@@ -196,36 +195,37 @@ impl<'a, 'b> Pass<'a, 'b> {
         self.file.sync().map_err(Error::io("cannot flush"))
     }
 
-    /// Gives the space of what is free back to the file system, if it can
-    /// take it. The refcounts that say so are durable.
+    /// Discards the freed clusters, if the file system supports that. The refcounts that free them
+    /// are durable already.
     fn discard_freed(&self) {
         for range in &self.freed {
             let start = range.start << self.g.cluster_bits;
             let end = (range.end << self.g.cluster_bits).min(self.file_len);
-            // Space only: nothing depends on it.
+            // A failure only wastes space.
             let _ = self.file.discard(start, end.saturating_sub(start));
         }
     }
 
-    /// Where something new can be put.
+    /// The first cluster boundary at or after the end of the file, where new structures are
+    /// written.
     fn end(&self) -> HostOffset {
         HostOffset(self.file_len).up_to(self.g.cluster_size())
     }
 
-    /// Whether the file has these bytes, but for part of the last cluster.
+    /// Whether the file contains these bytes. Part of the last cluster may be missing.
     fn in_file(&self, offset: HostOffset, len: u64) -> bool {
         let end = offset.checked_add(len);
         end.is_some_and(|end| end.0 < self.file_len.saturating_add(self.g.cluster_size()))
     }
 
-    /// Whether these clusters are referred to `times`, and so are nothing
-    /// else: only then may they be written to.
+    /// Whether each of these clusters has exactly `times` references, and therefore no other user.
+    /// Only then may they be written to.
     fn is_alone(&self, offset: HostOffset, len: u64, times: u64) -> bool {
         let mut clusters = offset.clusters(len, self.g.cluster_bits);
         clusters.all(|cluster| self.counts.get(cluster) == times)
     }
 
-    /// Counts `by` references to each cluster that the bytes are in.
+    /// Adds `by` references to each cluster that these bytes touch.
     fn count(&mut self, offset: HostOffset, len: u64, by: u64) {
         if len > 0 {
             for cluster in offset.clusters(len, self.g.cluster_bits) {
@@ -235,11 +235,11 @@ impl<'a, 'b> Pass<'a, 'b> {
     }
 }
 
-/// Before the first write to an image: nothing that would be written may
-/// overlap something else, and unknown autoclear bits go.
+/// Prepares the first write to an image. Fails if header structures that would be written overlap
+/// each other. Clears unknown autoclear bits.
 fn prepare(file: &dyn ImageFile, header: &mut Header) -> Result<()> {
     let (_, overlaps) = Regions::of_header(header, 0);
-    // The refcount table can be built anew elsewhere.
+    // The refcount table can be rebuilt elsewhere.
     let stays = |o: &&Overlap| o.region != Region::RefcountTable;
     if let Some(overlap) = overlaps.iter().find(stays) {
         return Err(Error::invalid(format!(
@@ -261,7 +261,7 @@ fn write_autoclear(file: &dyn ImageFile, header: &Header) -> Result<()> {
     file.sync().map_err(Error::io("cannot flush"))
 }
 
-/// The image is consistent: says so in its header, after everything else.
+/// Clears the dirty and corrupt bits after all repairs, because the image is consistent.
 pub(super) fn mark_clean(file: &dyn ImageFile) -> Result<()> {
     let header = Header::parse(&qcow2_first_cluster(file)?)?;
     let clean = header.incompatible & !(INCOMPATIBLE_DIRTY | INCOMPATIBLE_CORRUPT);

@@ -1,22 +1,22 @@
-//! New refcount structures at the end of the file.
+//! Rebuilds the refcount structures at the end of the file.
 
 use super::Pass;
 use crate::qcow2::{MAX_REFCOUNT_TABLE_BYTES, refcount};
 use crate::{Error, HostOffset, Result};
 
-/// What is built.
+/// The layout of the new refcount structures.
 struct Plan {
-    /// The first of the new clusters: blocks, then the table.
+    /// Number of the first new cluster. The new clusters hold the blocks, then the table.
     first: u64,
-    /// Numbers of the blocks that there will be.
+    /// Indexes of the refcount blocks that will exist.
     indexes: Vec<u64>,
     table_clusters: u64,
 }
 
 impl Pass<'_, '_> {
-    /// Writes all refcounts, as counted, to new clusters, then switches the
-    /// header to them. Until that last write, a single sector, the image is as
-    /// it was; after it, the old structures are free space.
+    /// Writes all counted refcounts to new clusters, then switches the header to them. Until that
+    /// last write, of one sector, the image is unchanged. After the write, the old structures are
+    /// free space.
     pub(super) fn rebuild_refcounts(&mut self) -> Result<()> {
         self.forget_old();
         let plan = self.plan()?;
@@ -46,13 +46,13 @@ impl Pass<'_, '_> {
         self.write(&switch, HostOffset(48))?;
         self.sync()?;
         self.lines.say("Repairing refcounts, which are built anew");
-        // All that was wrong with them.
+        // The rebuild repairs all refcount errors.
         self.report.corruptions_fixed += self.report.corruptions.max(1);
         self.report.leaks_fixed += self.report.leaks;
         Ok(())
     }
 
-    /// Nothing refers to the old structures afterwards.
+    /// Removes the references to the old structures.
     fn forget_old(&mut self) {
         let table = self.header.refcount_table_offset;
         let bytes = self.header.refcount_table_bytes();
@@ -80,8 +80,8 @@ impl Pass<'_, '_> {
         let old: Vec<u64> = (0..first.div_ceil(entries)).filter(used).collect();
         let (mut blocks, mut table_clusters) = (0, 0);
         loop {
-            // Blocks of the new clusters themselves, the last old one perhaps
-            // among them.
+            // The new clusters need refcount blocks, too. The last old block may cover some of
+            // them.
             let end = first + blocks + table_clusters;
             let new = first / entries..end.div_ceil(entries);
             let mut indexes = old.clone();
@@ -100,7 +100,7 @@ impl Pass<'_, '_> {
                     table_clusters,
                 });
             }
-            // Both only ever grow.
+            // Both numbers only grow, so the loop ends.
             (blocks, table_clusters) = (indexes.len() as u64, table);
         }
     }

@@ -1,15 +1,15 @@
-//! The refcounts in the file against those that were counted.
+//! Compares the refcounts in the file with the counted references.
 
 use super::Pass;
 use crate::offline::check::Repair;
 use crate::qcow2::refcount::{self, TableEntry};
 use crate::{HostOffset, Result};
 
-/// Ranges of freed clusters that are remembered.
+/// Maximum number of ranges of freed clusters in memory.
 const MAX_FREED: usize = 1 << 16;
 
 impl Pass<'_, '_> {
-    /// Counts the refcount table and blocks, and finds out whether they can
+    /// Counts the clusters of the refcount table and of its blocks, and determines whether they can
     /// be used.
     pub(super) fn count_refcount_structures(&mut self) -> Result<()> {
         let (offset, bytes) = (
@@ -38,7 +38,7 @@ impl Pass<'_, '_> {
                     pass.count(block, pass.g.cluster_size(), 1);
                     let index = index as usize;
                     if index >= pass.blocks.len() {
-                        // As many as the file really has in its table.
+                        // The file's table has more entries than the file has clusters.
                         pass.blocks.resize(index + 1, HostOffset(0));
                     }
                     pass.blocks[index] = block;
@@ -62,7 +62,8 @@ impl Pass<'_, '_> {
         self.corruption(&format!("refcount block {index}: {problem}"));
     }
 
-    /// The refcount table is written in place, without a look at its refcount.
+    /// Checks that the refcount table has no other user. The table is written in place without
+    /// consulting its refcount.
     fn check_table_is_alone(&mut self) {
         let bits = self.g.cluster_bits;
         let first = self.header.refcount_table_offset.cluster(bits);
@@ -73,7 +74,7 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// A block that is something else, too, cannot be written to.
+    /// Checks that no refcount block has another user. Such a block cannot be written to.
     fn check_blocks_are_alone(&mut self) {
         for index in 0..self.blocks.len() {
             let block = self.blocks[index];
@@ -89,7 +90,7 @@ impl Pass<'_, '_> {
         let mut block = vec![0; self.g.cluster_size() as usize];
         let mut end = 0;
         // Refcounts that must be rebuilt are not corrected in place: a block may share its cluster
-        // with guest data or with other metadata, which a correction would overwrite.
+        // with guest data or other metadata, which a correction would overwrite.
         let in_place = !self.rebuild;
         let blocks = self.counts.len().div_ceil(self.g.refcount_block_entries());
         for index in 0..blocks {
@@ -135,25 +136,25 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// Leaks may be what a table refers to that is broken, and was not
-    /// repaired: that is not lost, too.
+    /// Whether leaked clusters may be freed. If tables are broken and were not repaired, their
+    /// clusters look leaked and must not be lost as well.
     fn may_free(&self) -> bool {
         self.repair != Repair::Nothing && !self.broken_structure
     }
 
-    /// The cluster's space can be given back once its refcount is durable.
+    /// Records a cluster to be discarded once its refcount is durable.
     fn free(&mut self, cluster: u64) {
         let room = self.freed.len() < MAX_FREED;
         match self.freed.last_mut() {
             Some(last) if last.end == cluster => last.end += 1,
-            // Space only: nothing depends on all of it being given back.
+            // A range that is not recorded only wastes space.
             _ if room => self.freed.push(cluster..cluster + 1),
             _ => {}
         }
     }
 
-    /// Ends a repair of leaks that would need new refcount blocks, as `qemu-img check` does: only a
-    /// repair of everything writes new blocks.
+    /// Ends a repair of leaks that would need new refcount blocks, as `qemu-img check` does. Only
+    /// `Repair::All` writes new blocks.
     pub(super) fn refuse_rebuild(&mut self) {
         self.report.check_errors += 1;
         self.lines.say(
@@ -162,9 +163,9 @@ impl Pass<'_, '_> {
         );
     }
 
-    /// Reports a wrong refcount, and says whether to correct it in place.
+    /// Reports a wrong refcount. Returns whether to correct the refcount in place.
     fn may_correct(&mut self, cluster: u64, stored: u64, counted: u64, possible: bool) -> bool {
-        // Beyond the end of the file only what is referred to matters.
+        // Beyond the end of the file, only referenced clusters matter.
         if counted == 0 && cluster >= self.g.clusters_of(self.file_len) {
             return false;
         }
@@ -195,8 +196,8 @@ impl Pass<'_, '_> {
             self.repairing(&text);
             return true;
         }
-        // No block, or not one to write to. As in QEMU, a repair of leaks needs new blocks only where
-        // the refcount is 0.
+        // The refcount has no block, or one that cannot be written to. As in QEMU, a repair of
+        // leaks needs new blocks only if the refcount is 0.
         self.rebuild |= self.repair == Repair::All || stored == 0;
         self.corruption(&text);
         false

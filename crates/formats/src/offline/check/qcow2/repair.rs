@@ -1,4 +1,4 @@
-//! Repairing entries that cannot be right.
+//! Repairs invalid entries.
 
 use super::{Pass, Uses};
 use crate::offline::info::snapshot_table_bytes;
@@ -8,8 +8,8 @@ use crate::qcow2::{L1Entry, L2Entry};
 use crate::{HostOffset, Result};
 
 impl Pass<'_, '_> {
-    /// Repairs what counting found wrong. What was counted is void when
-    /// anything was repaired.
+    /// Repairs the problems found by counting. After any repair, the counted references are no
+    /// longer valid.
     pub(super) fn repair_structure(&mut self) -> Result<()> {
         self.extend_l1()?;
         if self.report.repaired() {
@@ -21,8 +21,7 @@ impl Pass<'_, '_> {
         self.repair_bitmaps()
     }
 
-    /// An L1 table that the file ends in reads as zeroes there: makes that so
-    /// in the file.
+    /// Extends the file if it ends within the L1 table. The missing part already reads as zeroes.
     fn extend_l1(&mut self) -> Result<()> {
         let bytes = u64::from(self.header.l1_entries) * L1Entry::SIZE;
         if self.in_file(self.header.l1_offset, bytes) {
@@ -34,8 +33,8 @@ impl Pass<'_, '_> {
             .map_err(crate::Error::io("cannot extend the file"))
     }
 
-    /// L2 tables with broken entries. Returns the tables that are something
-    /// else, too, and so must not be written to: sorted.
+    /// Repairs L2 tables with broken entries. Returns, sorted, the offsets of tables whose clusters
+    /// have other users and therefore cannot be written to.
     fn repair_l2_tables(&mut self) -> Result<Vec<HostOffset>> {
         let broken = self.tables.iter().filter(|(_, uses)| uses.broken);
         let broken: Vec<(HostOffset, Uses)> = broken.map(|(at, uses)| (*at, *uses)).collect();
@@ -72,7 +71,7 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// All L1 tables: entries that lead nowhere, or to one of `doomed`.
+    /// Repairs entries of all L1 tables that are invalid or refer to one of the `doomed` L2 tables.
     fn repair_l1_tables(&mut self, doomed: &[HostOffset]) -> Result<()> {
         let mut tables = vec![(self.header.l1_offset, self.header.l1_entries)];
         for snapshot in &self.snapshots {
@@ -84,7 +83,7 @@ impl Pass<'_, '_> {
         let bounds = self.bounds();
         for (offset, entries) in tables {
             let bytes = u64::from(entries) * L1Entry::SIZE;
-            // The active table is a table whatever else refers to it.
+            // The active L1 table is repaired even if something else refers to its clusters.
             if offset != active && !self.is_alone(offset, bytes, 1) {
                 continue;
             }
@@ -108,9 +107,9 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// Snapshots whose entries are incomplete get what is missing, and those
-    /// without a usable L1 table an empty one. The table is written anew at
-    /// the end of the file before the header refers to it.
+    /// Completes incomplete snapshot entries, and replaces unusable L1 tables of snapshots with
+    /// empty ones. The new snapshot table is written to the end of the file before the header
+    /// refers to it.
     fn repair_snapshot_table(&mut self) -> Result<()> {
         let before = self.report.corruptions_fixed;
         let (offset, len) = (
@@ -137,7 +136,7 @@ impl Pass<'_, '_> {
                 (snapshot.l1_offset, snapshot.l1_entries) = (HostOffset(0), 0);
             }
         }
-        // What the end of the file has cut off reads as zeroes.
+        // Entries of zeroes are those that the end of the file has cut off.
         snapshots.retain(|s| s.l1_entries != 0 || !s.id.is_empty() || !s.name.is_empty());
         self.snapshots = snapshots;
         if self.report.corruptions_fixed == before {
@@ -163,7 +162,7 @@ impl Pass<'_, '_> {
         self.sync()
     }
 
-    /// Why a snapshot's L1 table is given up.
+    /// Returns why a snapshot's L1 table must be dropped, or `None` if the table can be kept.
     fn snapshot_loss(&self, snapshot: &Snapshot) -> Option<&'static str> {
         let (offset, entries) = (snapshot.l1_offset, snapshot.l1_entries);
         let bytes = u64::from(entries) * L1Entry::SIZE;
@@ -173,7 +172,8 @@ impl Pass<'_, '_> {
         })
     }
 
-    /// Bits that cannot be read are all set: "changed", to be on the safe side.
+    /// Repairs bitmap tables. Bits that cannot be read are all set to 1, so that no change is
+    /// missed.
     fn repair_bitmaps(&mut self) -> Result<()> {
         let bitmaps = std::mem::take(&mut self.bitmaps);
         for bitmap in &bitmaps {

@@ -1,4 +1,4 @@
-//! Counting the references of L1 and L2 tables, snapshots and bitmaps.
+//! Counts the references of L1 and L2 tables, snapshots and bitmaps.
 
 use super::Pass;
 use super::entries::Bounds;
@@ -8,7 +8,7 @@ use crate::qcow2::snapshot::{LEAST_EXTRA_V3, Snapshot};
 use crate::qcow2::{L1Entry, L2Entry, MAX_L1_BYTES};
 use crate::{HostOffset, Result};
 
-/// Bytes of a table that are read at once.
+/// Number of bytes of a table that are read at once.
 const CHUNK: u64 = 64 << 10;
 
 impl Pass<'_, '_> {
@@ -19,9 +19,9 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// Counts everything but the refcount structures.
+    /// Counts all references except those of the refcount structures.
     pub(super) fn count_structure(&mut self) -> Result<()> {
-        // The header.
+        // The header's cluster.
         self.counts.add(0, 1);
         if let Some(crypto) = self.header.encryption()? {
             self.count_region("encryption header", crypto.offset, crypto.len);
@@ -36,8 +36,8 @@ impl Pass<'_, '_> {
         self.count_bitmaps()
     }
 
-    /// Calls `visit` with the place and value of each number that is not 0 in
-    /// a table of big-endian numbers. What the file does not have is 0.
+    /// Calls `visit` with the place and value of each nonzero number in a table of big-endian
+    /// 64-bit numbers. Numbers beyond the end of the file are 0.
     pub(super) fn for_each_word(
         &mut self,
         offset: HostOffset,
@@ -45,7 +45,7 @@ impl Pass<'_, '_> {
         mut visit: impl FnMut(&mut Self, HostOffset, u64) -> Result<()>,
     ) -> Result<()> {
         let there = self.file_len.saturating_sub(offset.0).min(bytes);
-        // A number may be cut by the end of the file.
+        // The end of the file may cut off part of a number.
         let end = offset + there.next_multiple_of(8).min(bytes);
         let mut at = offset;
         let mut chunk = vec![0; CHUNK.min(end - offset) as usize];
@@ -63,7 +63,8 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// Counts a region of metadata, or says that the file does not have it.
+    /// Counts a region of metadata. If the file does not contain the region, reports a corruption
+    /// and returns false.
     fn count_region(&mut self, what: &str, offset: HostOffset, len: u64) -> bool {
         if len == 0 || self.in_file(offset, len) {
             self.count(offset, len, 1);
@@ -134,15 +135,16 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// How much is allocated, and in order. `expected` is where the next
-    /// cluster of the table would be in order.
+    /// Counts allocated and fragmented clusters. `expected` is the host offset at which the table's
+    /// next cluster would be contiguous.
     fn count_allocation(&mut self, entry: L2Entry, expected: &mut Option<HostOffset>) {
         let report = &mut self.report;
         if entry.is_compressed() {
             if !self.g.data_file && entry.bitmap == 0 {
                 report.allocated_clusters += 1;
                 report.compressed_clusters += 1;
-                // Reading one means reading sectors of its neighbours again.
+                // Compressed clusters count as fragmented: reading one also reads sectors of its
+                // neighbours.
                 report.fragmented_clusters += 1;
             }
             return;
@@ -157,7 +159,7 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// Whether a snapshot's entry can be believed.
+    /// Returns why a snapshot's entry is invalid, or `None` if the entry is valid.
     pub(super) fn snapshot_problem(&self, snapshot: &Snapshot) -> Option<&'static str> {
         let bytes = u64::from(snapshot.l1_entries) * L1Entry::SIZE;
         if !self.g.is_aligned(snapshot.l1_offset) {
@@ -173,7 +175,7 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// Whether a snapshot's entry lacks what version 3 demands.
+    /// Whether a snapshot's entry lacks fields that version 3 requires.
     pub(super) fn is_incomplete(&self, snapshot: &Snapshot) -> bool {
         self.header.version >= 3 && snapshot.extra.len() < LEAST_EXTRA_V3
     }
@@ -242,7 +244,7 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// The cluster that a bitmap table's entry refers to, or what is wrong.
+    /// Returns the cluster that a bitmap table's entry refers to, or a description of the problem.
     pub(super) fn bitmap_cluster(
         &self,
         word: u64,
