@@ -1,5 +1,5 @@
-//! Bitmaps while they are changed and copied: against a model, with power cuts, on full disks, and
-//! of images that lie.
+//! Changes and copies of bitmaps: compared with a model, with power cuts, on full disks, and in
+//! hostile images.
 
 use crate::support::steps::{LIMIT, Random, cuts, problem};
 use crate::support::*;
@@ -26,8 +26,8 @@ const IMAGES: &[&str] = &[
     "cluster_size=16k,extended_l2=on",
 ];
 
-/// An image with the bitmaps `a` (all granularities are QEMU's choice), `b` of 512 bytes, disabled,
-/// and `c`, of which the first two have recorded writes.
+/// Returns an image with three bitmaps: `a`, `b` with a granularity of 512 bytes, disabled, and
+/// `c`. The other granularities are QEMU's defaults. `a` and `b` have recorded writes.
 fn image(options: &str) -> Vec<u8> {
     let dir = dir();
     let dir = dir.path();
@@ -41,7 +41,7 @@ fn image(options: &str) -> Vec<u8> {
     std::fs::read(dir.join("i")).unwrap()
 }
 
-/// Flags, granularity and dirty ranges by name.
+/// Flags, granularity and dirty ranges by bitmap name.
 type State = BTreeMap<Vec<u8>, (u32, u64, Vec<(u64, u64)>)>;
 
 fn header_of(file: &MemoryFile) -> Header {
@@ -127,7 +127,7 @@ fn a_power_cut_leaves_the_old_bitmaps_or_the_new_ones() {
     }
 }
 
-/// The test of the test.
+/// Checks that the test detects a disk that does not flush.
 #[test]
 fn a_disk_that_does_not_flush_is_found_out() {
     for options in &IMAGES[..2] {
@@ -169,7 +169,8 @@ fn without_bitmaps(file: &MemoryFile) -> Vec<u8> {
     copy.bytes().clone()
 }
 
-/// Random changes of random bitmaps, and a model of which bytes are dirty in units of 512.
+/// Makes random changes to random bitmaps, and compares them with a model that tracks dirty bytes
+/// in units of 512.
 #[test]
 fn bits_are_what_a_model_says() {
     let mut random = Random(number("FATHOM_SEED").unwrap_or(0x1234_5678_9abc) | 1);
@@ -239,7 +240,7 @@ fn bits_are_what_a_model_says() {
         let dir = dir();
         std::fs::write(dir.path().join("i"), &*file.bytes()).unwrap();
         assert_eq!(qemu_check(dir.path(), "i", "qcow2").0, 0, "{options}");
-        // QEMU opens what it is told is there.
+        // QEMU opens the image and lists the bitmaps.
         let info = qemu_info(dir.path(), "i");
         let seen = info["format-specific"]["data"]["bitmaps"].as_array();
         assert_eq!(seen.map_or(0, Vec::len), model.len(), "{options}");
@@ -263,11 +264,11 @@ fn copies_are_what_they_were_copied_from() {
             None,
             "{options} {other}"
         );
-        // They are there already.
+        // The target already has bitmaps with these names.
         let before = to.bytes().clone();
         assert!(copy(&from, &to, Broken::Refuse).is_err());
         assert!(*to.bytes() == before);
-        // One that misses writes.
+        // One of the bitmaps misses writes.
         let at = directory(&from);
         let flags = from.bytes()[at + 15];
         assert_eq!(u32::from(flags), FLAG_AUTO);
@@ -282,12 +283,12 @@ fn copies_are_what_they_were_copied_from() {
     }
 }
 
-/// Where the directory is.
+/// Returns the offset of the bitmap directory.
 fn directory(file: &MemoryFile) -> usize {
     header_of(file).bitmaps().unwrap().directory_offset.0 as usize
 }
 
-/// What another program has made of an image by writing to it, not knowing of bitmaps.
+/// Simulates writes by a program that does not know bitmaps.
 #[test]
 fn bitmaps_that_cannot_be_believed_are_forgotten() {
     let file = MemoryFile::new(image(IMAGES[1]), LIMIT);
@@ -297,7 +298,7 @@ fn bitmaps_that_cannot_be_believed_are_forgotten() {
     let found = state(&file);
     let expected = (FLAG_AUTO, 4096, Vec::new());
     assert_eq!(found.get(&b"a"[..]), Some(&expected));
-    // Only space is lost, which a check finds.
+    // The image only has leaks, which a check finds.
     let options = Options {
         repair: fathom_formats::offline::check::Repair::Leaks,
         ..Options::default()
@@ -306,7 +307,7 @@ fn bitmaps_that_cannot_be_believed_are_forgotten() {
     assert_eq!(problem(state, &file, &[&found]), None);
 }
 
-/// Each of these is refused, in one line, and changes nothing.
+/// Each of these images is refused with a message of one line, and is not changed.
 #[test]
 fn bitmaps_of_images_that_lie_are_refused() {
     let sound = image(IMAGES[1]);
@@ -314,7 +315,7 @@ fn bitmaps_of_images_that_lie_are_refused() {
     let at = directory(&file);
     let word = |at: usize| u64::from_be_bytes(sound[at..at + 8].try_into().unwrap());
     let table = word(at) as usize;
-    // Offset, new bytes, and what they make of the first bitmap.
+    // Offset, new bytes, and the resulting problem of the first bitmap.
     let lies: &[(usize, &[u8], &str)] = &[
         (at + 8, &[0, 0, 0, 0], "no table"),
         (
@@ -377,7 +378,7 @@ fn a_bitmap_of_a_smaller_disk_is_refused() {
     change(&file, &[("a", Change::Remove)]).unwrap();
 }
 
-/// What `info` says of the bitmaps that were made here.
+/// Checks what `info` reports about bitmaps created by Fathom.
 #[test]
 fn info_knows_what_was_made() {
     let dir = dir();
@@ -397,7 +398,7 @@ fn info_knows_what_was_made() {
     assert_eq!(mine.as_array().unwrap().len(), 3);
 }
 
-/// A file that notes how much is read from it, and how much at once.
+/// A file that records how many bytes are read in total, and the largest read.
 struct Watched {
     file: MemoryFile,
     total: AtomicUsize,
@@ -432,8 +433,8 @@ impl ImageFile for Watched {
     }
 }
 
-/// An image of a few MiB with the most bitmaps that there can be. All of them have one table, of so
-/// many entries.
+/// Returns an image of a few MiB with the maximum number of bitmaps. All bitmaps share one table of
+/// `entries` entries.
 fn hostile(cluster_size: &str, size: u64, entries: u32) -> Watched {
     let dir = dir();
     let options = [("cluster_size", cluster_size)];
@@ -454,7 +455,7 @@ fn hostile(cluster_size: &str, size: u64, entries: u32) -> Watched {
         };
         bitmap.encode(&mut directory);
     }
-    // (The table is zeroes, in part behind the end of the file.)
+    // The table is zeroes, in part beyond the end of the file.
     let directory_at = place + (2 << 20);
     bytes.resize(directory_at, 0);
     bytes.extend(&directory);
@@ -476,11 +477,11 @@ fn hostile(cluster_size: &str, size: u64, entries: u32) -> Watched {
     }
 }
 
-/// Cluster size, size of the disk and entries of each table, as the disk needs them.
+/// Cluster size, size of the disk, and number of entries that each table needs for that disk.
 const HOSTILE: &[(&str, u64, u32)] = &[
     // Tables of 1 GiB.
     ("2M", 1 << 60, 1 << 27),
-    // Tables of 1 MiB, the most that there may be, which overlap.
+    // Tables of 1 MiB, the maximum, which overlap.
     ("4k", 1 << 41, 1 << 17),
 ];
 
@@ -516,7 +517,7 @@ fn tables_of_hostile_bitmaps_are_not_read() {
     }
 }
 
-/// Tables of bitmaps that are changed stay in memory until all are committed.
+/// Tables of changed bitmaps stay in memory until the commit.
 #[test]
 fn memory_for_tables_is_bounded() {
     let dir = dir();
@@ -525,7 +526,7 @@ fn memory_for_tables_is_bounded() {
     let file = MemoryFile::new(bytes, LIMIT);
     let mut bitmaps = Bitmaps::open(&file).unwrap();
     let added = (0..1000).map(|n| bitmaps.change(&n.to_string(), Change::Add(Some(512))));
-    // Of 1 MiB each.
+    // Each table has 1 MiB.
     let added: Vec<_> = added.take_while(Result::is_ok).collect();
     assert_eq!(added.len(), 256);
 }

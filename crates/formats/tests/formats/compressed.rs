@@ -1,5 +1,4 @@
-//! Compressed clusters: those that QEMU writes, those of other encoders, and
-//! streams that nobody should write.
+//! Compressed clusters: those written by QEMU, those of other encoders, and hostile streams.
 
 use crate::support::*;
 use fathom_formats::GuestOffset;
@@ -14,7 +13,7 @@ use std::path::Path;
 
 const KINDS: [CompressionType; 2] = [CompressionType::Deflate, CompressionType::Zstd];
 
-/// As QEMU does it, but with a window of this size and at this level.
+/// Compresses as QEMU does, but with this window size and level.
 fn deflate(data: &[u8], window_bits: u8, level: u32) -> Vec<u8> {
     let mut out = Vec::with_capacity(data.len() * 2 + 1000);
     let mut encoder = Compress::new_with_window_bits(Compression::new(level), false, window_bits);
@@ -37,8 +36,8 @@ fn compress(kind: CompressionType, data: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What `stream` is as a cluster of `len` bytes. What was in the cluster
-/// before makes no difference, nor does what follows the stream.
+/// Decompresses `stream` to a cluster of `len` bytes. Neither the previous contents of the cluster
+/// nor the bytes after the stream affect the result.
 fn cluster_of(kind: CompressionType, stream: &[u8], len: usize) -> Result<Vec<u8>, StreamError> {
     let mut cluster = vec![0x55; len];
     let first = decompress(kind, stream, &mut cluster);
@@ -53,8 +52,8 @@ fn cluster_of(kind: CompressionType, stream: &[u8], len: usize) -> Result<Vec<u8
     Ok(cluster)
 }
 
-/// Bytes that are partly repetitive, as disks are: a mixture of text, numbers
-/// and noise.
+/// Returns bytes that are partly repetitive, like those of disks: a mixture of text, numbers and
+/// noise.
 fn sample(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut out = Vec::with_capacity(len);
@@ -76,8 +75,8 @@ fn sample(len: usize, seed: u64) -> Vec<u8> {
     out
 }
 
-/// Every compressed cluster of the image, which is one of `contents`, is what
-/// it should be; returns how many there are.
+/// Compares every compressed cluster of the image with `contents`. Returns the number of compressed
+/// clusters.
 fn compare_clusters(image: &Path, contents: &[u8]) -> usize {
     let file = File::open(image).unwrap();
     let len = file.metadata().unwrap().len();
@@ -120,7 +119,7 @@ fn compare_clusters(image: &Path, contents: &[u8]) -> usize {
 fn what_qemu_compresses_is_what_it_was() {
     let dir = dir();
     let dir = dir.path();
-    // The last cluster is not a whole one.
+    // The last cluster is incomplete.
     let contents = sample((5 << 20) + 512, 7);
     std::fs::write(dir.join("raw"), &contents).unwrap();
     for kind in ["zlib", "zstd"] {
@@ -135,7 +134,7 @@ fn what_qemu_compresses_is_what_it_was() {
             let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &options];
             qemu_img(dir, &[&convert[..], &["raw", "qcow2"]].concat());
             let compressed = compare_clusters(&dir.join("qcow2"), &contents);
-            // zstd has nothing to gain from 512 bytes at times.
+            // zstd sometimes cannot compress 512 bytes.
             let clusters = contents.len() / info(dir, "qcow2").cluster_size().unwrap() as usize;
             assert!(compressed * 2 > clusters, "{options}: {compressed}");
         }
@@ -187,7 +186,7 @@ fn a_stream_is_exactly_a_cluster() {
     }
 }
 
-/// A zstd frame: without content size, with a window of 2^(10 + exponent).
+/// Returns a zstd frame without content size, with a window of 2^(10 + exponent) bytes.
 fn zstd_frame(exponent: u8, blocks: &[(u32, u32, &[u8])]) -> Vec<u8> {
     let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, exponent << 3];
     for (number, (kind, len, bytes)) in blocks.iter().enumerate() {
@@ -199,7 +198,7 @@ fn zstd_frame(exponent: u8, blocks: &[(u32, u32, &[u8])]) -> Vec<u8> {
     frame
 }
 
-/// Bytes of address space that this process has had at most.
+/// Returns the peak size of this process's address space in bytes.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with("VmPeak:")).unwrap();
@@ -210,13 +209,13 @@ fn peak() -> u64 {
 #[test]
 fn what_a_stream_claims_costs_nothing() {
     let before = peak();
-    // A window of 2 GiB, which is nowhere needed.
+    // A window of 2 GiB, which is never needed.
     let raw = zstd_frame(21, &[(0, 512, &[7; 512])]);
     assert_eq!(
         cluster_of(CompressionType::Zstd, &raw, 512),
         Ok(vec![7; 512])
     );
-    // Blocks of 128 KiB out of one byte: a gigabyte of them.
+    // Blocks of 128 KiB, each compressed to one byte: a gigabyte in total.
     let block = (1, 1 << 17, &[7][..]);
     let bomb = zstd_frame(21, &vec![block; 8192]);
     let error = cluster_of(CompressionType::Zstd, &bomb, 2 << 20);
@@ -250,8 +249,7 @@ proptest! {
         prop_assert!(cluster_of(CompressionType::Zstd, &stream, len).unwrap() == data);
     }
 
-    /// Whatever was changed, there is an error or a cluster, and the decoder
-    /// is as good as new.
+    /// A damaged stream produces an error or a cluster, and the decoder works as before.
     #[test]
     fn damage_does_no_harm(
         seed: u64, changes in prop::collection::vec((any::<prop::sample::Index>(), 0..8u8), 1..5),
@@ -264,7 +262,7 @@ proptest! {
         for (place, bit) in changes {
             stream[place.index(sound.len())] ^= 1 << bit;
         }
-        // What follows a damaged stream may matter.
+        // Not `cluster_of`, because the bytes after a damaged stream may affect the result.
         let mut cluster = vec![0; 4096];
         let _ = decompress(kind, &stream, &mut cluster);
         prop_assert!(cluster_of(kind, &sound, 4096).unwrap() == data);

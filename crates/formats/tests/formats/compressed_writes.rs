@@ -1,5 +1,5 @@
-//! Writes that are to be stored compressed: QEMU reads what was written, finds
-//! that all refcounts are right, and counts as many compressed clusters.
+//! Writes that are stored compressed. QEMU reads what was written, finds that all refcounts are
+//! right, and counts as many compressed clusters.
 
 use crate::support;
 
@@ -91,14 +91,15 @@ fn write(first: u64, sectors: u64) -> Ask {
     }
 }
 
-/// Each cluster once, many at a time.
+/// Writes each cluster once, with many requests in flight.
 fn fill(run: &mut Run, cluster: u64) {
     let (sectors, cluster) = (run.model.sectors(), cluster / SECTOR as u64);
     let firsts = (0..sectors).step_by(cluster as usize);
     run.all(firsts.map(|first| write(first, cluster.min(sectors - first))));
 }
 
-/// What QEMU says of it; returns its compressed clusters and the file's bytes.
+/// Compares the image with what QEMU reads. Returns the number of compressed clusters and the
+/// file's length in bytes.
 fn ask_qemu(made: &Made, run: &mut Run) -> (u64, u64) {
     let holds = run.compare_all();
     assert!(run.deactivate());
@@ -119,13 +120,13 @@ fn a_disk_of_compressed_clusters() {
         let (count, len) = ask_qemu(made, &mut run);
         let bytes = run.model.sectors() * SECTOR as u64;
         let clusters = bytes.div_ceil(made.case.cluster);
-        // A part of what is written is noise.
+        // Part of the written data is noise, which cannot be compressed.
         assert!(
             count > clusters / 2 && count < clusters,
             "{count} of {clusters}"
         );
-        // With refcounts of one bit each has a cluster of its own; in the largest
-        // clusters most of so small a file is metadata.
+        // With refcounts of one bit, each compressed cluster has its own host cluster. With the
+        // largest clusters, most of such a small file is metadata.
         let case = &made.case;
         let shares = !case.name.contains("rc1") && !case.device && case.cluster <= 65536;
         if shares && case.filled.is_none() {
@@ -134,7 +135,7 @@ fn a_disk_of_compressed_clusters() {
     });
 }
 
-/// What is written over is free again, compressed or not.
+/// Overwritten clusters are free again, compressed or not.
 #[test]
 fn clusters_that_are_written_again() {
     each(CASES, rounds(1), |made, seed| {
@@ -149,7 +150,7 @@ fn clusters_that_are_written_again() {
     });
 }
 
-/// One at a time: nothing waits for more.
+/// One request at a time, so that no request waits for further ones.
 #[test]
 fn one_cluster() {
     each(CASES, rounds(1), |made, seed| {
@@ -163,7 +164,7 @@ fn one_cluster() {
     });
 }
 
-/// Whichever operation fails.
+/// Fails each of the first operations in turn.
 #[test]
 fn what_could_not_be_written_is_free_again() {
     each(&CASES[..5], rounds(1), |made, seed| {

@@ -1,5 +1,5 @@
-//! Broken images: `qemu-img check` and Fathom's come to the same verdict, and
-//! after Fathom's repair QEMU finds nothing.
+//! Broken images: `qemu-img check` and Fathom's check agree, and after Fathom's repair QEMU finds
+//! no errors.
 
 use crate::support::*;
 use fathom_formats::Format;
@@ -7,7 +7,7 @@ use fathom_formats::offline::check::Repair;
 use fathom_formats::qcow2::{Geometry, Header};
 use std::path::Path;
 
-/// Where things are in an image.
+/// The places of structures in an image.
 struct Map {
     header: Header,
     bytes: Vec<u8>,
@@ -38,7 +38,7 @@ impl Map {
         word & 0x00ff_ffff_ffff_fe00
     }
 
-    /// The place of the first L1 entry that is used.
+    /// Returns the offset of the first L1 entry in use.
     fn l1_entry(&self) -> u64 {
         let entries = 0..u64::from(self.header.l1_entries);
         let mut places = entries.map(|i| self.header.l1_offset.0 + 8 * i);
@@ -49,7 +49,7 @@ impl Map {
         Map::offset(self.word(self.l1_entry()))
     }
 
-    /// Places of L2 entries of standard clusters with data.
+    /// Returns the offsets of the L2 entries of standard clusters with data.
     fn l2_entries(&self) -> Vec<u64> {
         let size = self.g.l2_entry_size();
         let places = (0..self.g.l2_entries()).map(|i| self.l2() + i * size);
@@ -72,12 +72,12 @@ impl Map {
     }
 }
 
-/// Images of each kind that are broken at random.
+/// Number of randomly broken images of each kind.
 const RANDOM_ROUNDS: usize = 60;
 
 type Break = fn(&mut Map) -> bool;
 
-/// What happens to qcow2 images. False where it does not apply.
+/// Ways to break a qcow2 image. A function returns false if the image does not allow the change.
 const BREAKS: &[(&str, Break)] = &[
     ("a refcount of a data cluster is 0", |m| {
         set_refcount(m, 0, 0)
@@ -246,7 +246,7 @@ const BREAKS: &[(&str, Break)] = &[
         true
     }),
     ("the snapshots' table is beyond the file", |m| {
-        // Entries of zeroes: incomplete ones.
+        // The entries are zeroes, and therefore incomplete.
         m.put(64, (m.bytes.len() as u64 + (2 << 20)) & !((2 << 20) - 1));
         m.header.snapshots > 0
     }),
@@ -319,7 +319,7 @@ fn try_break(dir: &Path, sound: &[u8], options: &str, what: &str, change: Break)
     let theirs = verdict(qemu_check(dir, "broken", "qcow2").0);
     let mut wrong = Vec::new();
     let seen = ours(&path, Repair::Nothing);
-    // QEMU gives some up that Fathom goes on with.
+    // QEMU does not check some images that Fathom checks.
     let alike = seen.starts_with(theirs) || theirs == "not checked" && seen == "corrupt";
     if !alike {
         wrong.push(format!("{options}: {what}: {seen}, QEMU says {theirs}"));
@@ -376,7 +376,7 @@ fn broken_qcow2_images_are_judged_as_qemu_does_and_repaired() {
     assert!(wrong.is_empty(), "{tried} tried:\n{}", wrong.join("\n"));
 }
 
-/// The disk's bytes as QEMU reads them, or `None` if QEMU cannot read the image.
+/// Returns the disk's bytes as QEMU reads them, or `None` if QEMU cannot read the image.
 fn guest_bytes(dir: &Path, name: &str) -> Option<Vec<u8>> {
     let made = std::process::Command::new("qemu-img")
         .args(["convert", "-f", "qcow2", "-O", "raw", name, "guest"])
@@ -388,8 +388,8 @@ fn guest_bytes(dir: &Path, name: &str) -> Option<Vec<u8>> {
         .then(|| std::fs::read(dir.join("guest")).unwrap())
 }
 
-/// Repairs leaks of a broken image. Returns what differs from `qemu-img check -r leaks`, and whether
-/// the guest's data could be compared.
+/// Repairs leaks of a broken image. Returns the differences from `qemu-img check -r leaks`, and
+/// whether the guest's data could be compared.
 fn try_leaks(dir: &Path, sound: &[u8], what: &str, change: Break) -> (Vec<String>, bool) {
     let mut map = Map::of(sound);
     if !change(&mut map) {
@@ -407,7 +407,8 @@ fn try_leaks(dir: &Path, sound: &[u8], what: &str, change: Break) -> (Vec<String
         .unwrap();
     let theirs = verdict(checked.status.code().unwrap());
     let mut wrong = Vec::new();
-    // Fathom rebuilds refcounts whose table or blocks are something else, too, where QEMU goes ahead.
+    // Fathom demands a rebuild if the refcount table or its blocks have other users, where QEMU
+    // continues.
     let stricter = theirs == "corrupt" && seen == "not checked";
     if !seen.starts_with(theirs) && !stricter {
         wrong.push(format!("{what}: {seen}, QEMU says {theirs}"));
@@ -444,8 +445,8 @@ fn repair_of_leaks_changes_no_guest_data_and_ends_as_qemu_does() {
 
 type BreakQed = fn(&mut Vec<u8>);
 
-/// What happens to QED images of 4 KiB clusters, whose L1 table is in clusters
-/// 1 to 4 and whose first L2 table is in 5 to 8.
+/// Ways to break a QED image with 4 KiB clusters, whose L1 table is in clusters 1 to 4 and whose
+/// first L2 table is in clusters 5 to 8.
 const QED_BREAKS: &[(&str, BreakQed)] = &[
     ("a data offset is not aligned", |b| {
         put_le(b, 0x5000, 0x9200)
@@ -501,7 +502,7 @@ fn broken_qed_images_are_judged_as_qemu_does_and_repaired() {
         let (status, json) = qemu_check(dir, "ours", "qed");
         assert_eq!(i32::from(seen.exit_status()), status, "{what}");
         assert_eq!(Some(seen.to_json("ours", Format::Qed)), json, "{what}");
-        // What QEMU repairs, and how far, is what Fathom does.
+        // Fathom repairs as much as QEMU does.
         run(
             dir,
             "qemu-img",
@@ -513,8 +514,7 @@ fn broken_qed_images_are_judged_as_qemu_does_and_repaired() {
     }
 }
 
-/// One to three numbers somewhere in the metadata, replaced by others that
-/// could be offsets.
+/// Replaces one to three numbers in the metadata with others that could be offsets.
 fn random_changes(map: &mut Map, random: &mut impl FnMut() -> u64) {
     let cluster = map.g.cluster_size();
     let clusters = map.bytes.len() as u64 / cluster;

@@ -1,5 +1,5 @@
-//! Power cuts while an image is repaired or made: what is left can be
-//! repaired, and reads as before.
+//! Power cuts while an image is repaired or created. The result can be repaired and reads as
+//! before.
 
 use crate::support;
 
@@ -21,15 +21,14 @@ fn fix(file: &dyn ImageFile) -> Result<u8> {
     Ok(check(file, Format::Qcow2, &options, &mut |_| {})?.exit_status())
 }
 
-/// What the guest reads.
+/// Returns what the guest reads.
 fn contents(file: &MemoryFile) -> Vec<u8> {
     let bytes = file.bytes();
     let header = Header::parse(&bytes).unwrap();
     disk(&bytes, &header, header.l1_offset, header.size)
 }
 
-/// What was wrong with the refcounts, which a repair sets right without a
-/// change to what the guest reads.
+/// Damages the refcounts. A repair corrects them without changing what the guest reads.
 fn break_refcounts(bytes: &mut [u8], how: usize) {
     let header = Header::parse(bytes).unwrap();
     let g = header.geometry();
@@ -51,7 +50,7 @@ fn break_refcounts(bytes: &mut [u8], how: usize) {
                 refcount::set(&mut bytes[block..], header.refcount_order, i, count);
             }
         }
-        // The table is the L1 table.
+        // The refcount table is the L1 table.
         _ => bytes[48..56].copy_from_slice(&header.l1_offset.0.to_be_bytes()),
     }
 }
@@ -97,8 +96,8 @@ fn a_repair_that_is_cut_short_can_be_done_again() {
     assert!(cuts > 1000, "only {cuts} cuts");
 }
 
-/// How often a power cut while an image is made leaves something that looks
-/// like an image and is not the one that was to be.
+/// Counts how often a power cut during the creation of an image leaves something that is recognized
+/// as an image but is not the intended one.
 fn half_made(format: &str, options: &str, flushes: bool) -> usize {
     let mut random = Random(7);
     let format = Format::from_name(format).unwrap();
@@ -106,7 +105,7 @@ fn half_made(format: &str, options: &str, flushes: bool) -> usize {
     for (name, value) in pairs(options) {
         parsed.set(name, value, parse_size).unwrap();
     }
-    // What was there before does not count.
+    // The previous contents do not matter.
     let before = vec![0xa5; 1 << 20];
     let recorder = Recorder::new(&before);
     create(&recorder, None, &parsed, 1 << 20, support::keys().first()).unwrap();
@@ -128,7 +127,7 @@ fn an_image_that_is_cut_short_is_none() {
         ("qed", "cluster_size=4k"),
     ] {
         assert_eq!(half_made(format, options, true), 0, "{options}");
-        // The test sees what it should see.
+        // Without flushes, the test must find problems.
         assert_ne!(half_made(format, options, false), 0, "{options}");
     }
 }

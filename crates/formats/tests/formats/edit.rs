@@ -1,5 +1,6 @@
-//! Power cuts, kills and full disks while snapshots are taken, applied and deleted, disks are resized,
-//! and images get other backing files or become empty: what is left is the old image or the new one, and sound.
+//! Power cuts, kills and full disks while snapshots are created, applied and deleted, disks are
+//! resized, and images get other backing files or are emptied. The result is the old image or the
+//! new one, and sound.
 
 use crate::support::steps::{LIMIT, Random, Recorder, cut, cuts, disk, problem};
 use crate::support::*;
@@ -49,7 +50,7 @@ const CHANGES: &[(&str, Change)] = &[
     ("narrow refcounts", |f| amended(f, Some(3), Some(2))),
 ];
 
-/// And all else that there is, too.
+/// Changes all options at once.
 fn amended(file: &dyn ImageFile, version: Option<u32>, refcount_bits: Option<u64>) -> Result<()> {
     let changes = Changes {
         version,
@@ -59,7 +60,7 @@ fn amended(file: &dyn ImageFile, version: Option<u32>, refcount_bits: Option<u64
     amend(file, &changes)
 }
 
-/// Gives it a raw backing file.
+/// Sets a raw backing file.
 fn onto(file: &dyn ImageFile, format: Format, name: &str) -> Result<()> {
     let backing = NewBacking {
         name: name.as_bytes(),
@@ -68,7 +69,7 @@ fn onto(file: &dyn ImageFile, format: Format, name: &str) -> Result<()> {
     set_backing(file, format, Some(backing))
 }
 
-/// It does not fit into the first sector.
+/// A name that does not fit into the first sector.
 fn long_name() -> String {
     "./".repeat(300) + "below"
 }
@@ -84,8 +85,8 @@ const IMAGES: &[&str] = &[
     "cluster_size=4k,refcount_bits=8,stored",
 ];
 
-/// An image with a snapshot, and data that is the disk's, the snapshot's, or of both; zeroes, unless all is
-/// stored.
+/// Returns an image with a snapshot, and data of the disk, of the snapshot, or of both. The image
+/// has zero clusters, unless all clusters are preallocated.
 fn image(options: &str) -> Vec<u8> {
     let dir = dir();
     let dir = dir.path();
@@ -104,7 +105,7 @@ fn image(options: &str) -> Vec<u8> {
     std::fs::read(dir.join("i")).unwrap()
 }
 
-/// The disk with its backing file's name, and that of each snapshot; each bitmap.
+/// The disk with the name of its backing file, each snapshot with its name, and each bitmap.
 type State = Vec<(Vec<u8>, u64, Vec<u8>)>;
 
 fn state(file: &MemoryFile) -> State {
@@ -132,7 +133,7 @@ fn state(file: &MemoryFile) -> State {
     all
 }
 
-/// Whether an image can be changed like that.
+/// Whether an image with these options allows the change.
 fn applies(options: &str, name: &str) -> bool {
     let resizes = ["grow", "metadata", "full", "shrink"].contains(&name);
     let has_room = !["cluster_size=512", "cluster_size=1k"]
@@ -160,12 +161,12 @@ fn a_power_cut_leaves_the_old_image_or_the_new_one() {
     }
 }
 
-/// The test of the test.
+/// Checks that the test detects a disk that does not flush.
 #[test]
 fn a_disk_that_does_not_flush_is_found_out() {
     for options in [IMAGES[0], IMAGES[2]] {
         let before = image(options);
-        // One sector is there or not.
+        // A single sector is either written or not.
         let one = |name: &str| name == "rebase" || !applies(options, name);
         for (name, change) in CHANGES.iter().filter(|(name, _)| !one(name)) {
             assert_ne!(
@@ -207,10 +208,10 @@ fn a_full_disk_leaves_the_old_image() {
     }
 }
 
-/// A file one of whose operations fails, once. A write that fails may have been done.
+/// A file on which one operation fails, once. A failed write may have been done nevertheless.
 struct Failing {
     file: MemoryFile,
-    /// Operations before the one that fails.
+    /// Number of operations before the one that fails.
     left: AtomicUsize,
     writes_anyway: bool,
 }
@@ -269,7 +270,7 @@ impl ImageFile for Failing {
     }
 }
 
-/// Among them the last flush, after which the header may be the new one.
+/// Includes the last flush, after which the header may be the new one.
 #[test]
 fn a_failed_operation_leaves_the_old_image_or_the_new_one() {
     for options in IMAGES {
@@ -289,7 +290,7 @@ fn a_failed_operation_leaves_the_old_image_or_the_new_one() {
                     let failed = change(&file).is_err();
                     let problem = problem(state, &file.file, &[&old, &new]);
                     assert_eq!(problem, None, "{options} {name} {left}");
-                    // (Not all failures are told: space that is given back is only space.)
+                    // Not all failures are reported: failures to free space are ignored.
                     if !failed && file.left.load(SeqCst) != usize::MAX {
                         break;
                     }
@@ -299,7 +300,7 @@ fn a_failed_operation_leaves_the_old_image_or_the_new_one() {
     }
 }
 
-/// What QEMU thinks of the new images.
+/// Lets QEMU check the new images.
 #[test]
 fn qemu_agrees() {
     for options in IMAGES {
@@ -316,7 +317,7 @@ fn qemu_agrees() {
     }
 }
 
-/// What a commit gives back to the file system is what nothing refers to.
+/// A commit frees only clusters that have no references.
 #[test]
 fn what_is_referred_to_again_is_not_free() {
     let file = MemoryFile::new(image("cluster_size=4k"), LIMIT);
@@ -326,7 +327,7 @@ fn what_is_referred_to_again_is_not_free() {
     editor.release(header.l1_offset, l1_bytes).unwrap();
     assert_eq!(editor.refcount(header.l1_offset).unwrap(), 0);
     editor.reference(header.l1_offset, l1_bytes).unwrap();
-    // Never written to the image that is there.
+    // Never writes to the existing image.
     let kept = editor.allocate(3).unwrap();
     editor.write(kept, &[7; 3 << 12]).unwrap();
     editor.commit().unwrap();
@@ -337,7 +338,7 @@ fn what_is_referred_to_again_is_not_free() {
     assert_eq!(problem(state, &file, &[&old]), None);
 }
 
-/// What another tool, or nobody, has put behind the end of a disk.
+/// Another tool, or an earlier use of the file, has left bytes after the end of the disk.
 #[test]
 fn what_was_behind_the_end_stays_there() {
     for (format, options) in [("qcow2", "cluster_size=64k"), ("qed", "cluster_size=64k")] {
@@ -349,7 +350,7 @@ fn what_was_behind_the_end_stays_there() {
         let end = bytes.iter().rposition(|b| *b == 1).unwrap() + 1;
         bytes.resize(bytes.len().next_multiple_of(64 << 10), 0);
         bytes[end..end.next_multiple_of(64 << 10)].fill(0xee);
-        // Clusters that are free.
+        // Free clusters.
         bytes.extend(vec![0xdd; 200 << 10]);
         for how in [Preallocation::Off, Preallocation::Metadata] {
             let file = MemoryFile::new(bytes.clone(), LIMIT);
@@ -376,7 +377,7 @@ fn what_was_behind_the_end_stays_there() {
     }
 }
 
-/// QED images get backing files, too.
+/// Sets backing files of QED images.
 #[test]
 fn a_qed_image_has_the_old_name_or_the_new_one() {
     let dir = dir();

@@ -1,4 +1,4 @@
-//! Requests end, whatever others ask for at the same time.
+//! Every request ends, whatever other requests are in flight.
 
 use crate::support::sim::case::{Backing, Case, GROWING, Made, SMALL};
 use crate::support::sim::run::{Run, Start};
@@ -6,7 +6,7 @@ use crate::support::sim::worker::{Ask, DEPTH};
 use crate::support::sim::{each, keepsake, rounds};
 use fathom_core::{Disk, Op};
 
-/// Operations of storages in which all that is in flight can end.
+/// Number of storage operations in which all requests in flight must end.
 const STEPS: u64 = 30_000;
 
 fn active(made: &Made, workers: usize, seed: u64) -> Run {
@@ -23,7 +23,7 @@ fn active(made: &Made, workers: usize, seed: u64) -> Run {
     run
 }
 
-/// A disk that is resized waits for the requests of all workers, while more come.
+/// Resizing a disk waits for the requests of all workers, while more arrive.
 #[test]
 fn no_worker_keeps_another_waiting() {
     each(&[GROWING], rounds(4), |made, seed| {
@@ -40,8 +40,8 @@ fn no_worker_keeps_another_waiting() {
     });
 }
 
-/// As many as the journal has room for, if it were kept for all of their clusters at once; and the
-/// first of them needs more of it to go on, while the others wait for it.
+/// As many discards as the journal has room for, if room were reserved for all of their clusters at
+/// once. The first one needs more room to continue while the others wait for it.
 #[test]
 fn many_large_discards_end() {
     const BELOW: Case = Case {

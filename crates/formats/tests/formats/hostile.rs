@@ -1,9 +1,9 @@
-//! Bytes that nobody meant: what the fuzzer does, for a moment in every test run.
+//! Random bytes: a short run of the fuzzer in every test run.
 
 use fathom_formats::testing::fuzz;
 use proptest::prelude::*;
 
-/// A sound header of an empty disk, up to its extensions.
+/// A valid header of an empty disk, without extensions.
 fn start(version: u8, cluster_bits: u8) -> Vec<u8> {
     let mut bytes = vec![0; if version == 2 { 72 } else { 112 }];
     (bytes[7], bytes[23], bytes[59]) = (version, cluster_bits, 1);
@@ -32,7 +32,7 @@ proptest! {
         fuzz::qcow2_header(&bytes);
     }
 
-    /// A header whose first fields are right, so that extensions are reached.
+    /// A header whose fixed fields are valid, so that its extensions are parsed.
     #[test]
     fn qcow2_extensions(tail in prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..300),
                         picks in prop::collection::vec((0..300usize, 0..7usize), 0..4)) {
@@ -49,7 +49,7 @@ proptest! {
         fuzz::qcow2_header(&bytes);
     }
 
-    /// Often with the lengths of a snapshot whose parts are there.
+    /// Often sets the lengths of a snapshot whose parts are present.
     #[test]
     fn qcow2_tables(mut data in prop::collection::vec(any::<u8>(), 0..300), lengths: bool) {
         if let Some(entry) = data.get_mut(2..42).filter(|_| lengths) {
@@ -84,8 +84,8 @@ proptest! {
     }
 }
 
-/// A compressed cluster that is said to be where the header is: when it is written over, its place was free, and the
-/// next data came there.
+/// A compressed cluster claims the header's place. Overwriting the cluster must not free that
+/// place, because later data would be written there.
 #[test]
 fn the_headers_place_is_not_given_up() {
     let parts: [(&[u8], usize); 4] = [

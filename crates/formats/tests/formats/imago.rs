@@ -1,5 +1,5 @@
-//! imago, a library of others for images, and Fathom on the same images: each reads what the other
-//! has written.
+//! Fathom and imago, another image library, on the same images: each reads what the other has
+//! written.
 
 use crate::support;
 
@@ -13,7 +13,7 @@ use imago::qcow2::Qcow2;
 use imago::{FormatAccess, FormatDriverBuilder, PermissiveImplicitOpenGate};
 use std::path::Path;
 
-/// What imago can do: neither zstd nor subclusters.
+/// Cases that imago supports. It has neither zstd nor subclusters.
 const CASES: &[Case] = &[
     SMALL,
     NARROW,
@@ -57,7 +57,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// What imago writes.
+/// The value that imago writes.
 const OTHER: Value = BEFORE + 9;
 
 fn open(dir: &Path, made: &Made, write: bool) -> FormatAccess<File> {
@@ -76,7 +76,7 @@ fn imago_reads(dir: &Path, made: &Made) -> Vec<Value> {
     holds.collect()
 }
 
-/// Writes here and there, of all lengths.
+/// Writes random ranges of all lengths.
 fn imago_writes(dir: &Path, made: &Made, holds: &mut [Value], seed: u64) {
     let image = open(dir, made, true);
     let mut rng = Rng::new(seed);

@@ -1,6 +1,5 @@
-//! The storage fails, at every single operation in turn: the guest may get an
-//! error, the image stays sound, nothing that was flushed is lost, and once
-//! the storage works again, so does the disk.
+//! Fails each storage operation in turn. The guest may get an error, the image stays sound, and
+//! nothing that was flushed is lost. When the storage works again, the disk works again.
 
 use crate::support::sim;
 
@@ -45,7 +44,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// Requests while the storage may fail.
+/// Number of requests while the storage may fail.
 const REQUESTS: usize = 80;
 
 struct Trial {
@@ -84,7 +83,7 @@ impl Trial {
         (state.fault, state.limit) = (None, None);
     }
 
-    /// The storage works again, and so does everything else.
+    /// Lets the storage work again and checks that the disk does, too.
     fn goes_on(&mut self, made: &Made) {
         self.heal();
         self.run.strict = true;
@@ -98,7 +97,7 @@ impl Trial {
         self.run.deactivate();
     }
 
-    /// Nothing of what was flushed is lost, whenever the power fails.
+    /// Cuts the power at random instants and checks that nothing that was flushed is lost.
     fn cut(&mut self, made: &Made, seed: u64) {
         let log = self.world.state().log.take().expect("put there at first");
         let cuts = Cuts {
@@ -113,7 +112,7 @@ impl Trial {
     }
 }
 
-/// One run in which operations fail; false when it was over before.
+/// Runs once with failing operations. Returns false if the run ended before the first of them.
 fn fail_at(made: &Made, seed: u64, fault: Fault) -> bool {
     Tried::StorageErrors.count(1);
     let mut trial = Trial::new(made, seed);
@@ -123,7 +122,7 @@ fn fail_at(made: &Made, seed: u64, fault: Fault) -> bool {
     if seed.is_multiple_of(2) || fault.first % 2 == 1 {
         for _ in 0..2 {
             let sectors = trial.run.random_size();
-            // It may fail, and is no other one then.
+            // A failed resize leaves the size unchanged.
             let _ = trial.run.resize(sectors);
         }
     }
@@ -133,7 +132,7 @@ fn fail_at(made: &Made, seed: u64, fault: Fault) -> bool {
     if trial.run.below(2) == 0 {
         trial.goes_on(made);
     } else {
-        // It may fail; then this is like a power cut.
+        // A failed deactivation is like a power cut.
         trial.run.deactivate();
     }
     trial.heal();
@@ -156,7 +155,7 @@ fn fail_at_each(made: &Made, seed: u64, count: u64, errno: i32) {
         if is_time_up() {
             return;
         }
-        // The longer run takes every one of them.
+        // The longer run fails each operation.
         first += match rounds(1) {
             1 => 1 + (first ^ seed) % 8,
             _ => 1,
@@ -186,7 +185,7 @@ fn there_is_no_room_for_a_while() {
     });
 }
 
-/// The file cannot become longer than so much.
+/// The file cannot grow beyond a limit.
 #[test]
 fn the_device_is_full() {
     each(CASES, rounds(10), |made, seed| {

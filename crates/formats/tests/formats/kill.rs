@@ -1,6 +1,5 @@
-//! The server is killed while a guest uses the image, and another goes on with
-//! what is in the file and in the memory that the guest's machine has kept:
-//! the guest finds everything that it was told to be written.
+//! Kills the server while a guest uses the image. A successor continues with the file and the
+//! in-flight state that the guest's machine has kept. The guest finds all acknowledged writes.
 
 use crate::support;
 
@@ -19,7 +18,7 @@ use fathom_testing::Tried;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Those with which nothing else happens, only slower.
+/// Cases that add no coverage here and are slow.
 const SLOW: [&str; 3] = ["4k-raw-below", "2M", "qed-64k"];
 
 fn cases() -> Vec<Case> {
@@ -27,16 +26,16 @@ fn cases() -> Vec<Case> {
     MATRIX.iter().filter(quick).copied().collect()
 }
 
-/// Kills in a run.
+/// Number of kills in a run.
 const KILLS: u64 = 5;
 
-/// What is left of a server.
+/// What remains of a killed server.
 struct Left {
     files: Vec<Pages>,
     memory: Vec<u64>,
 }
 
-/// A server that serves what another has left.
+/// A server that serves what another server has left.
 struct Server {
     world: Arc<World>,
     run: Run,
@@ -44,7 +43,7 @@ struct Server {
 }
 
 impl Server {
-    /// Not active yet.
+    /// Opens the image. The disk is not active yet.
     fn new(made: &Made, left: &Left, model: Model, rng: &mut Rng) -> Result<Server, DiskError> {
         let world = World::new(left.files.clone(), rng.next());
         made.prepare(&world);
@@ -53,7 +52,7 @@ impl Server {
             model,
             ..made.start(&world, workers, rng.next())
         };
-        // What is read becomes the image's own, or what it has goes below.
+        // The run copies on read, or commits to the image below.
         let start = match made.case.backing.is_some() {
             true if rng.one_in(3) => start.copying(),
             true if rng.one_in(2) => start.committing(),
@@ -67,8 +66,8 @@ impl Server {
         Ok(Server { world, run, memory })
     }
 
-    /// It is killed after so many more operations, each of which it waits for
-    /// itself. What it does then, whatever comes of it, is not seen.
+    /// Kills the server after `after` more operations that it executes synchronously. What the
+    /// server does after that has no effect.
     fn doomed(&mut self, after: u64, doing: impl FnOnce(&mut Run)) -> Option<Left> {
         let at = self.world.state().operations + after;
         self.world.state().kill = Some(Kill {
@@ -93,7 +92,7 @@ impl Server {
     }
 }
 
-/// What the guest finds after a kill, which must be what it was told.
+/// Reads the disk after a kill and compares it with what the guest was told.
 fn inspect(made: &Made, left: &Left, model: Model, rng: &mut Rng) -> (Vec<Value>, Model) {
     let mut server = Server::new(made, left, model, rng).expect("the image opens");
     let sound = |when: &str| {
@@ -112,15 +111,15 @@ fn inspect(made: &Made, left: &Left, model: Model, rng: &mut Rng) -> (Vec<Value>
     (server.run.compare_all(), server.run.model)
 }
 
-/// What a life ends with.
+/// The state at the end of a server's life.
 struct Next {
     left: Left,
     model: Model,
     windows: Vec<u64>,
 }
 
-/// One server's life until it is killed; often in the same parts of the disk
-/// as the one before it.
+/// Runs a server until it is killed. The server often uses the same parts of the disk as its
+/// predecessor.
 fn live(made: &Made, left: &Left, model: Model, before: &[u64], rng: &mut Rng) -> Next {
     let mut server = Server::new(made, left, model, rng).expect("the image opens");
     let sectors = server.run.sectors();
@@ -141,8 +140,8 @@ fn live(made: &Made, left: &Left, model: Model, before: &[u64], rng: &mut Rng) -
     }
 }
 
-/// What a server has left that was killed in an operation it waited for; or it
-/// is to be killed now.
+/// Kills the server in an operation that it executes synchronously, or now. Returns what the server
+/// has left.
 fn die(made: &Made, server: &mut Server, rng: &mut Rng) -> Option<Left> {
     if rng.one_in(3) {
         let killed = server.doomed(rng.below(20), |run| drop(run.disk.activate()));
@@ -188,7 +187,7 @@ fn die(made: &Made, server: &mut Server, rng: &mut Rng) -> Option<Left> {
     }
 }
 
-/// In the end everything is in the file, as QEMU finds, too.
+/// Ends the run: everything must be in the file, which QEMU checks too.
 fn finish(made: &Made, left: &Left, model: Model, rng: &mut Rng) {
     let mut server = Server::new(made, left, model, rng).expect("the image opens");
     server.run.activate();
@@ -215,7 +214,7 @@ fn untouched(made: &Made) -> Left {
     }
 }
 
-/// A model of what is there now.
+/// Returns a model that begins with the present contents.
 fn from_now_on(made: &Made, (values, model): (Vec<Value>, Model)) -> Model {
     let room = model.sectors();
     let mut below = made.below.clone();
@@ -240,8 +239,8 @@ fn nothing_that_was_written_is_lost() {
     });
 }
 
-/// Writes to all of the disk; flushes once, in the middle. What is freed by
-/// then is used again, and the file does not know of either.
+/// Writes to the whole disk, with one flush in the middle. Clusters freed before the flush are
+/// reused, and the file records neither.
 fn write_all(run: &mut Run) {
     let sectors = run.model.sectors();
     for first in (0..sectors).step_by(8) {
@@ -252,7 +251,7 @@ fn write_all(run: &mut Run) {
     }
 }
 
-/// Each operation of a successor that restores is the last one in turn.
+/// Kills a successor at each operation of its recovery in turn.
 #[test]
 fn a_successor_is_killed_while_it_restores() {
     let small = |case: &&Case| case.cluster <= 4096 && !case.wide && case.filled.is_some();
@@ -282,8 +281,8 @@ fn a_successor_is_killed_while_it_restores() {
     });
 }
 
-/// So many L2 tables and their data leave a growing image's table of refcounts,
-/// one cluster, room for a few more.
+/// Number of L2 tables that, with their data, nearly fill the refcount table of a growing image,
+/// which has one cluster.
 const NEARLY_FULL: u64 = 61;
 
 fn write(first: u64, sectors: u64) -> Ask {
@@ -296,20 +295,20 @@ fn write(first: u64, sectors: u64) -> Ask {
     }
 }
 
-/// Writes one behind the other, each to what one L2 table speaks of.
+/// Consecutive writes, each within the range of one L2 table.
 fn writes(tables: Range<u64>) -> impl Iterator<Item = Ask> {
     tables.map(|table| write(table * 64, 64))
 }
 
-/// Clusters of the table of refcounts, by the image's header.
+/// Number of clusters of the refcount table, from the image's header.
 fn table_of_refcounts(left: &Left) -> u32 {
     let mut clusters = [0; 4];
     left.files[0].read(&mut clusters, 56);
     u32::from_be_bytes(clusters)
 }
 
-/// Each operation of the server is its last one in turn (after it has read a
-/// block of refcounts for each table), and any of its successor's.
+/// Kills the server at each operation in turn, after it has read a refcount block for each table,
+/// and its successor at any operation.
 #[test]
 fn a_table_of_refcounts_grows() {
     each(&[GROWING], rounds(2), |made, seed| {
@@ -318,7 +317,7 @@ fn a_table_of_refcounts_grows() {
         let mut server = server.expect("the image opens");
         server.run.activate();
         server.run.all(writes(0..NEARLY_FULL));
-        // There are L2 tables for what is written next.
+        // Allocates the L2 tables of the next writes.
         let tables = NEARLY_FULL..NEARLY_FULL + 7;
         server.run.all(tables.map(|table| write(table * 64, 1)));
         server.run.deactivate();
@@ -356,7 +355,7 @@ fn a_table_of_refcounts_grows() {
     });
 }
 
-/// More entries change than there is room for in the memory, without a flush.
+/// Changes more entries than fit into the saved state, without a flush.
 #[test]
 fn the_memory_is_full() {
     let is_it = |case: &&Case| case.wide && !case.tiny_cache;

@@ -1,6 +1,5 @@
-//! What a killed server has left in memory comes back as a lie: activation is
-//! refused, or the image can still be used, and nothing is written where its
-//! metadata is.
+//! Forged in-flight state of a killed server. Activation is refused, or the image can still be
+//! used. Nothing is written over its metadata.
 
 use crate::support::sim::case::{
     Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, Made, QED, SMALL, SNAPSHOT,
@@ -34,8 +33,8 @@ const CASES: &[Case] = &[
     QED,
 ];
 
-/// The memory's words, as it is now: a test that no longer knows them fails
-/// since nothing it says is believed.
+/// Layout of the in-flight state, in words. If the layout changes, this test fails, because none of
+/// its forged records is accepted any more.
 const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMJ1");
 const AT_SIZE: usize = 3;
 const AT_FIRST: usize = 4;
@@ -69,7 +68,7 @@ fn first_record(memory: &[u64]) -> usize {
     HEADER + memory[AT_FIRST] as usize * RECORD
 }
 
-/// Of which the records speak.
+/// Returns the guest clusters that the records refer to.
 fn guest_clusters(memory: &[u64]) -> Vec<u64> {
     let end = HEADER + memory[AT_NEXT] as usize * RECORD;
     let records = memory[first_record(memory)..end].chunks(RECORD);
@@ -77,7 +76,7 @@ fn guest_clusters(memory: &[u64]) -> Vec<u64> {
     what.filter(|what| what & L1 == 0).collect()
 }
 
-/// Adds a record that looks like one.
+/// Appends a record with a valid checksum.
 fn forge(memory: &mut [u64], what: u64, one: u64, two: u64) {
     let at = HEADER + memory[AT_NEXT] as usize * RECORD;
     let sum = MAGIC ^ what ^ one.rotate_left(21) ^ two.rotate_left(42);
@@ -85,7 +84,7 @@ fn forge(memory: &mut [u64], what: u64, one: u64, two: u64) {
     memory[AT_NEXT] += 1;
 }
 
-/// Of entries that say that nobody else has the cluster.
+/// Returns the flag of entries whose clusters have no other user.
 fn usual_flag(made: &Made) -> u64 {
     match made.case.format {
         "qed" => 0,
@@ -96,9 +95,9 @@ fn usual_flag(made: &Made) -> u64 {
 /// Forges records of all kinds.
 struct Liar<'a> {
     made: &'a Made,
-    /// Of the image's file.
+    /// Number of clusters of the image's file.
     clusters: u64,
-    /// Guest clusters of which the truth speaks.
+    /// Guest clusters that the genuine records refer to.
     known: &'a [u64],
     rng: &'a mut Rng,
 }
@@ -117,7 +116,7 @@ impl Liar<'_> {
         }
     }
 
-    /// Random words anywhere.
+    /// Replaces random words.
     fn garble(&mut self, memory: &mut [u64]) {
         let end = HEADER + memory[AT_NEXT] as usize * RECORD;
         let from = [0, first_record(memory)][self.rng.below(2) as usize];
@@ -131,7 +130,7 @@ impl Liar<'_> {
         }
     }
 
-    /// Tables and guest data in the same place.
+    /// Forges tables and guest data in the same cluster.
     fn one_cluster_twice(&mut self, memory: &mut [u64]) {
         let host = self.host();
         for _ in 0..2 + self.rng.below(2) {
@@ -164,7 +163,7 @@ impl Liar<'_> {
         (what, one, two)
     }
 
-    /// A guest cluster, often one that has a table, or one beyond the end.
+    /// Returns a guest cluster, often one that has a table, or one beyond the end.
     fn guest(&mut self) -> u64 {
         let sectors = self.made.initial.len() as u64;
         match self.known.len() as u64 {
@@ -173,15 +172,15 @@ impl Liar<'_> {
         }
     }
 
-    /// L1 entries, or a few more.
+    /// Number of L1 entries, or a few more.
     fn tables(&self) -> u64 {
         let sectors = self.made.initial.len() as u64;
         let covered = self.made.case.cluster * self.made.case.cluster / 8;
         (sectors * 512).div_ceil(covered)
     }
 
-    /// The offset of a cluster of the file, often an early one, where there is
-    /// much metadata.
+    /// Returns the offset of a cluster of the file, often an early one, where most of the metadata
+    /// is.
     fn host(&mut self) -> u64 {
         let n = match self.rng.below(3) {
             0 => 16.min(self.clusters),
@@ -191,7 +190,7 @@ impl Liar<'_> {
         self.rng.below(n) * self.made.case.cluster
     }
 
-    /// As it should be, or not.
+    /// Returns the right flag, or sometimes a wrong one.
     fn flag(&mut self) -> u64 {
         let usual = usual_flag(self.made);
         if self.rng.one_in(8) {
@@ -202,7 +201,8 @@ impl Liar<'_> {
     }
 }
 
-/// What is wrong with metadata that guest data refers to in no way.
+/// Returns the problems of structures that guest data never refers to: the header, the refcount table
+/// and blocks, and snapshots.
 fn damage(made: &Made, world: &Arc<World>) -> Vec<String> {
     let file = Recorder::new(world.clone(), 0, &made.names[0]);
     let mut lines = Vec::new();
@@ -215,12 +215,12 @@ fn damage(made: &Made, world: &Arc<World>) -> Vec<String> {
     lines
 }
 
-/// The image was activated with lies: it is served, somehow.
+/// Serves an image that was activated with forged state.
 fn serve(run: &mut Run) {
     (run.strict, run.blind) = (false, true);
     run.requests(30);
     run.drain();
-    // Whatever was believed, data goes there.
+    // Writes data to the whole disk, whichever records were accepted.
     let sectors = run.model.sectors();
     for first in (0..sectors).step_by(64) {
         run.alone(Ask {
@@ -269,7 +269,7 @@ fn lies_do_no_harm_to_metadata() {
                     assert!(!error.to_string().contains('\n'), "{error}");
                     let found = check_image(made, &world);
                     found.unwrap_or_else(|problem| panic!("after {error}: {problem}"));
-                    // The truth is as good as before.
+                    // After the refusal, the genuine state is still usable.
                     run.disk.keep(keepsake::with(&left.memory));
                     let truth = run.disk.activate();
                     truth.unwrap_or_else(|e| panic!("after {error}: {e}"));
@@ -284,7 +284,7 @@ fn lies_do_no_harm_to_metadata() {
     );
 }
 
-/// A cluster is one table, or guest data.
+/// A cluster cannot be both a table and guest data.
 #[test]
 fn a_table_is_nothing_else() {
     let with_data = |case: &&Case| !case.options.contains("data_file");
@@ -292,7 +292,7 @@ fn a_table_is_nothing_else() {
     each(&cases, 1, |made, seed| {
         let left = kill(made, seed);
         let clusters = left.files[0].len() / made.case.cluster;
-        // Free: the file was made longer than it has to be.
+        // The cluster is free: the file was made longer than necessary.
         let host = ((clusters - 4) * made.case.cluster) | usual_flag(made);
         for other in [0, L1 | 1] {
             let mut memory = left.memory.clone();
@@ -307,13 +307,13 @@ fn a_table_is_nothing_else() {
     });
 }
 
-/// Nor is it one whose entries refer to metadata, or are none.
+/// A new table cannot refer to metadata or contain invalid entries.
 #[test]
 fn a_new_table_refers_to_no_metadata() {
     each(&[SMALL, QED], 1, |made, seed| {
         let left = kill(made, seed);
         let clusters = left.files[0].len() / made.case.cluster;
-        // Free: the file was made longer than it has to be.
+        // The cluster is free: the file was made longer than necessary.
         let at = (clusters - 4) * made.case.cluster;
         let entries = [1 << 62, usual_flag(made) | made.case.cluster, u64::MAX];
         for (entry, is_sound) in [(0, true)].into_iter().chain(entries.map(|e| (e, false))) {
@@ -334,7 +334,8 @@ fn a_new_table_refers_to_no_metadata() {
     });
 }
 
-/// Nor is one that a successor makes a block of refcounts of, to count it.
+/// A new table cannot be a cluster that the successor uses as a refcount block for the table
+/// itself.
 #[test]
 fn a_block_of_refcounts_is_nothing_else() {
     each(&[SMALL, GROWING], 1, |made, seed| {
@@ -345,7 +346,7 @@ fn a_block_of_refcounts_is_nothing_else() {
             16
         };
         let covered = made.case.cluster * 8 / bits;
-        // Nothing is there yet: the file was made longer than it has to be.
+        // The cluster is unused: the file was made longer than necessary.
         let last = left.files[0].len() / made.case.cluster - 1;
         let host = (last / covered * covered * made.case.cluster) | COPIED;
         for what in [0, L1 | 1] {
@@ -356,21 +357,21 @@ fn a_block_of_refcounts_is_nothing_else() {
             let run = Run::new(made.start(&world, 1, seed)).expect("the image opens");
             run.disk.keep(keepsake::with(&memory));
             assert!(run.disk.activate().is_err(), "it is believed: {what:#x}");
-            // The truth is as good as before.
+            // After the refusal, the genuine state is still usable.
             run.disk.keep(keepsake::with(&left.memory));
             run.disk.activate().expect("the truth");
         }
     });
 }
 
-/// The image that the guest used must be served.
+/// The state belongs to one image and is refused for any other.
 #[test]
 fn what_another_image_has_left_is_refused() {
     let refusals = Cell::new(0);
     each(CASES, 1, |made, seed| {
         let left = kill(made, seed);
         if left.memory[AT_FIRST] == left.memory[AT_NEXT] {
-            // Killed when everything was durable.
+            // The server was killed when everything was durable.
             return;
         }
         for at in 1..=AT_SIZE {

@@ -1,4 +1,5 @@
-//! Images of formats that Fathom writes: served under random requests and crashes, and changed offline.
+//! Images in formats that Fathom writes: served with random requests and crashes, and changed
+//! offline.
 
 mod bitmap;
 mod compressed;

@@ -1,5 +1,5 @@
-//! Random requests by several workers, compared with a model, and at the end
-//! with what QEMU's tools find.
+//! Random requests by several workers, compared with a model and, at the end, with what QEMU's
+//! tools find.
 
 use crate::support;
 use crate::support::sim;
@@ -17,7 +17,7 @@ use crate::support::sim::{each, rounds};
 use fathom_core::Op;
 use std::sync::Arc;
 
-/// Plain options; what their combinations add is in [`FAMILIES`].
+/// Single options. [`FAMILIES`] combines them.
 const FORMATS: &[Case] = &[
     SMALL,
     Case {
@@ -157,7 +157,7 @@ const BACKINGS: &[Backing] = &[
     },
 ];
 
-/// Runs on the image, with a pause in the middle, and compares.
+/// Serves the image twice, with a deactivation in between, and compares its contents.
 fn serve(made: &Made, seed: u64) {
     let world = made.world(seed);
     let run = begin(made, &world, seed);
@@ -251,8 +251,8 @@ fn external_data_files() {
     each(DATA_FILES, rounds(2), serve);
 }
 
-/// A write and zeroes that overlap, in clusters that have some data: the raw data file has what the
-/// guest sees. If the guest saw zeroes and the file had not, later zeroes would leave it so.
+/// Overlapping writes and zeroes in clusters that have some data. The raw data file must equal what
+/// the guest sees. If only the guest saw zeroes, later zeroes would not correct the file.
 #[test]
 fn what_overlaps_is_the_same_in_a_raw_data_file() {
     let is_raw = |case: &&Case| case.options.contains("data_file_raw");
@@ -302,7 +302,7 @@ fn what_is_read_becomes_the_images_own() {
         let mut run = Run::new(start).expect("the image opens");
         run.activate();
         run.requests(60);
-        // All of it.
+        // Reads the whole disk.
         let sectors = run.model.sectors();
         let reads = (0..2).flat_map(|_| (0..sectors).step_by(128));
         run.all(reads.map(|first| Ask::plain(Op::Read, first, 128.min(sectors - first))));
@@ -314,7 +314,7 @@ fn what_is_read_becomes_the_images_own() {
 fn cases_on_backings() -> Vec<Case> {
     let mut cases = Vec::new();
     for (n, case) in FORMATS.iter().enumerate() {
-        // Each of them with some of the images below.
+        // Combines each case with some of the backing images.
         for backing in BACKINGS.iter().skip(n % 2).step_by(2) {
             if case.options.contains("preallocation") && !case.options.contains("extended") {
                 continue;
@@ -329,8 +329,9 @@ fn cases_on_backings() -> Vec<Case> {
     cases
 }
 
-/// What overlaps a read may change what it sees, but its clusters are used for nothing else before
-/// it is done: it returns what was there before or after, not what is somewhere else.
+/// A request that overlaps a read may change the result of the read, but the clusters being read
+/// are not reused before the read ends. The read returns old or new contents, never those of other
+/// clusters.
 #[test]
 fn reads_that_take_long() {
     let serve = |made: &Made, seed: u64| {
@@ -348,7 +349,7 @@ fn reads_that_take_long() {
     each(FORMATS, rounds(2), serve);
 }
 
-/// What a guest gives up is free, by QEMU's count; what it wants only zeroed keeps its clusters.
+/// Discarded clusters are free, as QEMU counts them. Clusters that are only zeroed stay allocated.
 #[test]
 fn what_is_given_up_is_free_and_what_is_not_is_kept() {
     let cases = [SMALL, NARROW, EXTENDED, QCOW2];
@@ -360,7 +361,7 @@ fn what_is_given_up_is_free_and_what_is_not_is_kept() {
     each(&cases, 1, |made, seed| {
         for (op, unmap, keeps) in empties {
             let world = made.world(seed);
-            // (A cluster that is compressed is not kept.)
+            // A compressed cluster does not stay allocated.
             let start = Start {
                 plain: true,
                 ..made.start(&world, 1 + seed as usize % 3, seed)
@@ -391,7 +392,7 @@ fn what_is_given_up_is_free_and_what_is_not_is_kept() {
     });
 }
 
-/// A seed is worth nothing if it does something else the next time.
+/// A seed must produce the same run every time.
 #[test]
 fn a_seed_does_the_same_again() {
     let filled = |case: &Case| Case {
@@ -413,7 +414,7 @@ fn a_seed_does_the_same_again() {
             (end, world.state().log.take().expect("it was put there"))
         };
         let ((end, first), (end_again, second)) = (log(), log());
-        // Of 200 requests some 50 to 300 change the image.
+        // Of 200 requests, about 50 to 300 events change the image.
         assert!(first.events.len() > 20, "little was done");
         for (event, again) in first.events.iter().zip(&second.events) {
             assert!(event == again, "{event:x?}, the next time {again:x?}");
@@ -486,7 +487,7 @@ fn encrypted_images() {
     each(&cases, rounds(1), serve);
 }
 
-/// Where nothing reads as zeroes before it is written.
+/// Runs on devices, whose unwritten parts do not read as zeroes.
 #[test]
 fn devices() {
     let device = |case: &Case| Case {
@@ -498,7 +499,7 @@ fn devices() {
     each(&cases, rounds(1), serve);
 }
 
-/// A snapshot that is made between two runs stays what it was.
+/// A snapshot that is created between two runs keeps its contents.
 #[test]
 fn snapshots() {
     let can = |case: &&Case| case.format == "qcow2" && !case.options.contains("refcount_bits=1");
@@ -546,7 +547,7 @@ fn with_snapshots(made: &Made, seed: u64) {
         let holds = made.qemu_reads(dir, Some(name));
         assert!(holds == *held, "snapshot {name} has changed");
     }
-    // Without the snapshots, everything but the disk itself is free.
+    // Without the snapshots, everything except the disk itself is free.
     for (name, _) in &snapshots {
         made.snapshot(dir, "-d", name);
         made.qemu_finds_nothing(dir);

@@ -1,5 +1,5 @@
-//! The power fails while an image is served: whatever of the last writes is on
-//! the disk, the image is sound and holds everything that was flushed.
+//! Power cuts while an image is served. Whichever of the last writes are on the disk, the image is
+//! sound and holds everything that was flushed.
 
 use crate::support::sim::case::{Backing, Case, EXTENDED, Made, QED, SMALL};
 use crate::support::sim::cut::Cuts;
@@ -10,7 +10,7 @@ use crate::support::sim::world::Log;
 use crate::support::sim::{each, rounds};
 use fathom_formats::served::Beside;
 
-/// What happened.
+/// A recorded run.
 struct Recorded {
     before: Vec<Pages>,
     log: Log,
@@ -28,7 +28,7 @@ fn record(made: &Made, seed: u64, lies: u64) -> Recorded {
         model: start.model.with_room(made.case.room()),
         ..start
     };
-    // (There is no file below otherwise, but its data.)
+    // Without a backing image, there is no file to commit to.
     let start = match made.case.backing.is_some() {
         true if seed.is_multiple_of(2) => start.committing(),
         true => start.copying(),
@@ -74,7 +74,7 @@ fn check(made: &Made, recorded: &Recorded, seed: u64, count: usize) -> Result<()
         log: &recorded.log,
         model: &recorded.run.model,
         seed,
-        // (What is brought down is what nobody has changed.)
+        // A commit between backing images moves data that no guest has changed.
         whole: recorded.run.disk.reader().is_some(),
     };
     cuts.check(count)
@@ -87,7 +87,7 @@ fn nothing_that_was_flushed_is_lost() {
     });
 }
 
-/// Above an image that is above a raw one.
+/// Images above an image that is above a raw one.
 const CHAINS: &[Case] = &[
     Case {
         name: "4k-chain",
@@ -126,7 +126,7 @@ const CHAIN: Backing = Backing {
     ..Backing::QCOW2
 };
 
-/// An image in the middle of a chain is brought down into the one below, and left out of it then.
+/// Commits an image in the middle of a chain to the image below it, and removes it from the chain.
 fn record_middle(made: &Made, seed: u64, waits: bool) -> Recorded {
     let world = made.world(seed);
     let before = world.state().files.clone();
@@ -149,7 +149,7 @@ fn an_image_is_left_out_when_the_one_below_has_what_it_had() {
     each(CHAINS, rounds(5), |made, seed| {
         let recorded = record_middle(made, seed, true);
         check(made, &recorded, seed, 50).unwrap_or_else(|problem| panic!("{problem}"));
-        // It is left out, and can be removed.
+        // The image is no longer in the chain and can be removed.
         let world = recorded.run.world.clone();
         world.state().files[1] = Pages::default();
         let names = [made.names[0].clone(), made.names[2].clone()];
@@ -168,7 +168,7 @@ fn an_image_is_left_out_when_the_one_below_has_what_it_had() {
     });
 }
 
-/// The test of the test.
+/// Checks that the test detects an image that is removed from the chain too early.
 #[test]
 fn an_image_that_is_left_out_too_early_is_found_out() {
     each(CHAINS, 1, |made, seed| {
@@ -178,7 +178,7 @@ fn an_image_that_is_left_out_too_early_is_found_out() {
     });
 }
 
-/// Likewise.
+/// Checks that the test detects a storage that does not flush.
 #[test]
 fn a_storage_that_does_not_flush_is_found_out() {
     each(MATRIX, 1, |made, seed| {
@@ -187,7 +187,7 @@ fn a_storage_that_does_not_flush_is_found_out() {
     });
 }
 
-/// Likewise, of one that forgets some flushes.
+/// Checks that the test detects a storage that skips some flushes.
 #[test]
 fn a_storage_that_forgets_flushes_is_found_out() {
     each(&MATRIX[..3], 1, |made, seed| {

@@ -1,4 +1,4 @@
-//! Images that QEMU made, seen by Fathom, and the other way round.
+//! Images made by QEMU and read by Fathom, and vice versa.
 
 use crate::support::*;
 use fathom_formats::Format;
@@ -12,7 +12,7 @@ fn has(options: &str, what: &str) -> bool {
     options.contains(what)
 }
 
-/// Fill an image with everything that its options allow, by QEMU.
+/// Fills an image with everything that its options allow, using QEMU.
 fn fill(dir: &Path, image: &str, format: &str, options: &str) {
     let mut commands = vec![
         "write -P 1 0 300k",
@@ -32,8 +32,8 @@ fn fill(dir: &Path, image: &str, format: &str, options: &str) {
     let data_file = has(options, "data_file");
     if format == "qcow2" && !data_file {
         let bits = |n: u32| pairs(options).contains(&("refcount_bits", &n.to_string()));
-        // Compressed clusters share host clusters, which takes high refcounts.
-        // QEMU compresses into unallocated clusters only.
+        // Compressed clusters share host clusters, which needs large refcounts. QEMU compresses
+        // only into unallocated clusters.
         if [1, 2, 4, 8].into_iter().all(|n| !bits(n)) && !has(options, "preallocation") {
             let compressed = ["write -c -P 9 2M 2M", "write -c -P 8 4M 2M"];
             qemu_io(dir, image, format, &compressed);
@@ -52,7 +52,7 @@ fn fill(dir: &Path, image: &str, format: &str, options: &str) {
     }
 }
 
-/// Both say the same: check's and info's JSON, field by field.
+/// Compares the JSON of both tools' check and info commands, field by field.
 fn compare(dir: &Path, image: &str, format: &str, options: &str) {
     let fathoms = Format::from_name(format).unwrap();
     let (status, json) = qemu_check(dir, image, format);
@@ -103,7 +103,7 @@ fn images_made_here_are_clean_and_described_alike() {
     }
 }
 
-/// What depends on options, not on where things are.
+/// Keeps the fields that depend on options and not on the layout of the file.
 fn essence(mut json: Value) -> Value {
     for field in ["children", "actual-size"] {
         json.as_object_mut().unwrap().remove(field);
@@ -197,8 +197,8 @@ fn encryption_as_of_old_is_refused_by_name() {
     }
 }
 
-/// QEMU makes such images, and refuses them: it takes a table whose first
-/// cluster is its last for an overflow.
+/// QEMU creates such images and then refuses them: it treats a table whose first cluster is also
+/// its last as an overflow.
 #[test]
 fn qed_tables_may_have_one_cluster() {
     let dir = dir();
@@ -224,7 +224,7 @@ fn a_dirty_image_is_clean_after_a_repair() {
     let dir = dir();
     let dir = dir.path();
     create_file(dir, "i", "qcow2", &pairs("lazy_refcounts=on"), 8 * MIB);
-    // The image is not closed: refcounts are not written.
+    // The image is not closed, so refcounts are not written.
     run(
         dir,
         "qemu-io",

@@ -1,5 +1,5 @@
-//! Disks that get other sizes while requests are served: what they hold is compared with a model,
-//! and with what QEMU reads.
+//! Resizes disks while requests are served, and compares their contents with a model and with what
+//! QEMU reads.
 
 use crate::support;
 use crate::support::sim;
@@ -13,7 +13,7 @@ use crate::support::sim::world::World;
 use crate::support::sim::{each, rounds};
 use std::sync::Arc;
 
-/// With more below than the disk has.
+/// A backing file that is longer than the disk.
 const LONGER: Backing = Backing {
     longer: 1000,
     ..Backing::RAW
@@ -60,7 +60,7 @@ const HIDING: &[Case] = &[
     },
 ];
 
-/// What the files hold in the end, and how many sectors the disk has.
+/// Runs and returns the files and the disk's final number of sectors.
 fn run(made: &Made, seed: u64) -> (Arc<World>, usize) {
     let world = made.world(seed);
     let start = made.start(&world, 1 + seed as usize % 3, seed);
@@ -102,7 +102,7 @@ fn run(made: &Made, seed: u64) -> (Arc<World>, usize) {
     (world, holds.len())
 }
 
-/// Nothing is left behind the end of the disk that would come to light again.
+/// Checks that growing the disk with QEMU exposes no old data after the end of the disk.
 fn grow_by_qemu(made: &Made, dir: &tempfile::TempDir, sectors: usize) {
     if made.case.format != "qcow2" || made.case.backing.is_some() {
         return;
@@ -142,7 +142,7 @@ fn a_snapshot_keeps_what_it_has() {
         let after = support::dir();
         made.store(after.path(), &world);
         let after = made.qemu_reads(after.path(), Some("before"));
-        // (QEMU reads it up to the end that the disk has now.)
+        // QEMU reads up to the disk's present end.
         let sectors = sectors.min(before.len());
         assert!(before[..sectors] == after[..sectors]);
     });

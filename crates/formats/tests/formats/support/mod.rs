@@ -1,4 +1,4 @@
-//! QEMU's tools, which these tests ask.
+//! QEMU's tools, with which these tests compare Fathom.
 
 pub mod sim;
 pub mod steps;
@@ -17,8 +17,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// A directory for images; in memory where there is one, since QEMU's tools
-/// flush all they do.
+/// Creates a directory for images, in memory if possible, because QEMU's tools flush everything.
 pub fn dir() -> TempDir {
     let memory = Path::new("/dev/shm");
     let made = match memory.is_dir() {
@@ -28,25 +27,25 @@ pub fn dir() -> TempDir {
     made.expect("a directory")
 }
 
-/// The number that this variable of the environment holds.
+/// Returns the number in this environment variable.
 pub fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     let number = text.parse();
     Some(number.unwrap_or_else(|_| panic!("{name} is no number: {text}")))
 }
 
-/// FATHOM_ROUNDS times as many rounds as usual.
+/// Returns FATHOM_ROUNDS times the usual number of rounds.
 pub fn rounds(usual: u64) -> u64 {
     usual * number("FATHOM_ROUNDS").unwrap_or(1)
 }
 
-/// Runs one of QEMU's tools in `dir`, whatever comes of it.
+/// Runs one of QEMU's tools in `dir`, whether it succeeds or not.
 pub fn run(dir: &Path, program: &str, args: &[&str]) -> Output {
     let run = Command::new(program).args(args).current_dir(dir).output();
     run.unwrap_or_else(|e| panic!("{program} is installed by `make setup`: {e}"))
 }
 
-/// Likewise; it must succeed. Returns what it printed.
+/// Runs qemu-img, which must succeed. Returns its output.
 pub fn qemu_img(dir: &Path, args: &[&str]) -> String {
     let output = run(dir, "qemu-img", args);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -54,7 +53,7 @@ pub fn qemu_img(dir: &Path, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Runs commands of qemu-io on an image; each must succeed.
+/// Runs qemu-io commands on an image. Each must succeed.
 pub fn qemu_io(dir: &Path, image: &str, format: &str, commands: &[&str]) {
     let mut args = vec!["-f", format];
     for command in commands {
@@ -70,12 +69,12 @@ pub fn qemu_io(dir: &Path, image: &str, format: &str, commands: &[&str]) {
     );
 }
 
-/// `qemu-img check`: exit status and, where it gives any, its JSON.
+/// Runs `qemu-img check`. Returns the exit status and the JSON output, if any.
 pub fn qemu_check(dir: &Path, image: &str, format: &str) -> (i32, Option<Value>) {
     qemu_checks(dir, &["-f", format, image].map(str::to_owned))
 }
 
-/// Likewise of an image that is opened so.
+/// Runs `qemu-img check` with these arguments for opening the image.
 pub fn qemu_checks(dir: &Path, opens: &[String]) -> (i32, Option<Value>) {
     let mut args = vec!["check", "--output=json"];
     args.extend(opens.iter().map(String::as_str));
@@ -84,12 +83,12 @@ pub fn qemu_checks(dir: &Path, opens: &[String]) -> (i32, Option<Value>) {
     (output.status.code().expect("no signal"), json)
 }
 
-/// `qemu-img info`.
+/// Runs `qemu-img info`.
 pub fn qemu_info(dir: &Path, image: &str) -> Value {
     serde_json::from_str(&qemu_img(dir, &["info", "--output=json", image])).expect("JSON")
 }
 
-/// Fathom's check.
+/// Runs Fathom's check.
 pub fn check_file(path: &Path, format: Format, repair: Repair) -> Result<Report, Error> {
     let file = OpenOptions::new()
         .read(true)
@@ -103,19 +102,19 @@ pub fn check_file(path: &Path, format: Format, repair: Repair) -> Result<Report,
     check(&file, format, &options, &mut |_| {})
 }
 
-/// Fathom's `info`, of an image in `dir` as if that were the current directory.
+/// Runs Fathom's `info` on an image in `dir` as if `dir` were the current directory.
 pub fn info(dir: &Path, image: &str) -> Info {
     let file = File::open(dir.join(image)).expect("the image");
     let mut info = Info::read(Path::new(image), &file, Protocol::File, None).expect("an image");
-    // Names are seen from the image, which is in the current directory.
+    // Names are relative to the image, which is in the current directory.
     info.path = PathBuf::from(image);
     info
 }
 
-/// What unlocks images that are encrypted, in QEMU's words and here.
+/// The key of encrypted images, as QEMU's option.
 pub const SECRET: &str = "secret,id=s,data=secret";
 
-/// See above. What was derived of it is remembered.
+/// The key of encrypted images, for Fathom. Derived keys are cached.
 pub fn keys() -> Keys {
     static KEYS: OnceLock<Keys> = OnceLock::new();
     let keys = || {
@@ -126,7 +125,7 @@ pub fn keys() -> Keys {
     KEYS.get_or_init(keys).clone()
 }
 
-/// How QEMU opens an image, encrypted or not: after the command's own name.
+/// QEMU's arguments for opening an image, encrypted or not, after the command's name.
 pub fn qemu_opens(image: &str, format: &str, encrypted: bool) -> Vec<String> {
     let key = match (encrypted, format) {
         (false, _) => "",
@@ -139,7 +138,7 @@ pub fn qemu_opens(image: &str, format: &str, encrypted: bool) -> Vec<String> {
         .into()
 }
 
-/// Fathom's `create`, with options as on the command line.
+/// Runs Fathom's `create` with options as on the command line.
 pub fn create_file(dir: &Path, image: &str, format: &str, options: &[(&str, &str)], size: u64) {
     let mut parsed = create::Options::new(Format::from_name(format).expect("a format"));
     for (name, value) in options {
@@ -165,7 +164,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(number * unit)
 }
 
-/// `name=value,...` as pairs.
+/// Splits `name=value,...` into pairs.
 pub fn pairs(options: &str) -> Vec<(&str, &str)> {
     let given = options.split(',').filter(|o| !o.is_empty());
     given
@@ -173,7 +172,7 @@ pub fn pairs(options: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// Options of qcow2 images in many combinations.
+/// Many combinations of options of qcow2 images.
 pub const QCOW2: &[&str] = &[
     "",
     "compat=0.10",
@@ -199,7 +198,7 @@ pub const QCOW2: &[&str] = &[
     "data_file=data.raw,data_file_raw=on,extended_l2=on,preallocation=falloc",
 ];
 
-/// Options of QED images.
+/// Combinations of options of QED images.
 pub const QED: &[&str] = &[
     "",
     "cluster_size=4k",

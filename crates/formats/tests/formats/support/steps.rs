@@ -1,4 +1,4 @@
-//! A file that remembers what was done to it, and what a power cut leaves of that.
+//! A file that logs its operations, and the states that a power cut may leave.
 
 use fathom_files::ImageFile;
 use fathom_formats::offline::check::{Options, check};
@@ -9,11 +9,11 @@ use fathom_testing::Tried;
 use std::io;
 use std::sync::Mutex;
 
-/// Bytes of the largest file.
+/// Maximum length of the file in bytes.
 pub const LIMIT: u64 = 64 << 20;
 const SECTOR: usize = 512;
 
-/// What was done to a file.
+/// An operation on a file.
 #[derive(Clone)]
 pub enum Step {
     Write(u64, Vec<u8>),
@@ -22,7 +22,7 @@ pub enum Step {
     Sync,
 }
 
-/// A file that remembers what was done to it.
+/// A file that logs its operations.
 pub struct Recorder {
     pub file: MemoryFile,
     pub steps: Mutex<Vec<Step>>,
@@ -76,7 +76,7 @@ impl ImageFile for Recorder {
     }
 }
 
-/// xorshift: enough to choose what a disk has lost.
+/// An xorshift generator, which chooses what a disk loses.
 pub struct Random(pub u64);
 
 impl Random {
@@ -92,7 +92,7 @@ fn apply(file: &MemoryFile, step: &Step, random: Option<&mut Random>) {
     match (step, random) {
         (Step::Write(at, bytes), None) => file.write_at(bytes, *at).unwrap(),
         (Step::Write(at, bytes), Some(random)) => {
-            // Sectors of it, from wherever it starts.
+            // A random subset of the sectors. The first and last may be incomplete.
             let mut done = 0;
             while done < bytes.len() {
                 let sector = SECTOR - (*at as usize + done) % SECTOR;
@@ -114,8 +114,8 @@ fn apply(file: &MemoryFile, step: &Step, random: Option<&mut Random>) {
     }
 }
 
-/// The file after a cut: steps before the last flush are there (if the disk
-/// flushes at all), of those after it some.
+/// Returns the file after a power cut. Steps before the last flush are durable if the disk flushes
+/// at all; of the later steps, a random subset is.
 pub fn cut(before: &[u8], steps: &[Step], flushes: bool, random: &mut Random) -> MemoryFile {
     let file = MemoryFile::new(before.to_vec(), LIMIT);
     let is_sync = |s: &Step| flushes && matches!(s, Step::Sync);
@@ -126,7 +126,7 @@ pub fn cut(before: &[u8], steps: &[Step], flushes: bool, random: &mut Random) ->
     file
 }
 
-/// What is wrong with a qcow2 image that should be sound, and in one of these states.
+/// Checks that a qcow2 image is sound and in one of these states. Returns the problem, if any.
 pub fn problem<S: PartialEq>(
     state: fn(&MemoryFile) -> S,
     file: &MemoryFile,
@@ -143,7 +143,7 @@ pub fn problem<S: PartialEq>(
     }
 }
 
-/// Changes an image with the power cut `tears` times at each step; what was wrong.
+/// Changes an image, with `tears` power cuts after each step. Returns the problems.
 pub fn cuts<S: PartialEq>(
     before: &[u8],
     change: &dyn Fn(&dyn ImageFile) -> Result<()>,
@@ -171,8 +171,8 @@ pub fn cuts<S: PartialEq>(
     problems
 }
 
-/// What the guest reads of a disk of `size` bytes whose L1 table is at `l1`; compressed clusters as
-/// they are stored.
+/// Returns what the guest reads from a disk of `size` bytes whose L1 table is at `l1`. Compressed
+/// clusters are returned as stored.
 pub fn disk(bytes: &[u8], header: &Header, l1: HostOffset, size: u64) -> Vec<u8> {
     let g = header.geometry();
     let mut disk = Vec::new();
@@ -197,7 +197,7 @@ pub fn disk(bytes: &[u8], header: &Header, l1: HostOffset, size: u64) -> Vec<u8>
                 _ => {}
             }
         }
-        // Only what is stored counts here; the places of zeroes need no bytes.
+        // Only stored bytes count here; zeroes add none.
         disk.extend(((disk.len() - start) as u64).to_be_bytes());
     }
     disk

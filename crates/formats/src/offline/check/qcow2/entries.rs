@@ -199,7 +199,7 @@ mod tests {
             let again = bounds.inspect_l2(found.repaired);
             prop_assert!(again.problems.is_empty(), "{:?}", again.problems);
             prop_assert_eq!(again.repaired, found.repaired);
-            // By those who read it.
+            // Readers accept the repaired entry.
             prop_assert!(found.repaired.decode(&bounds.g).is_ok(), "{:?}", found.repaired);
 
             let entry = L1Entry(descriptor | 1 << 9);

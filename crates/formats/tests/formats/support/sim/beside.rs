@@ -1,4 +1,4 @@
-//! Jobs beside the guest.
+//! Jobs that run while the guest uses the disk.
 
 use super::model::SECTOR;
 use super::run::{Run, Start};
@@ -9,7 +9,7 @@ use fathom_formats::offline::backing::NewBacking;
 use fathom_formats::served::Beside;
 
 impl Start<'_> {
-    /// What some of the workers read becomes the image's own. (Its size stays.)
+    /// Some of the workers copy on read. The image file keeps its size.
     pub fn copying(mut self) -> Self {
         self.options.beside = Some(Beside::CopyOnRead);
         self.options.rebasing = true;
@@ -17,7 +17,7 @@ impl Start<'_> {
         self
     }
 
-    /// Two workers more bring what the image below has into the one below that.
+    /// Two additional workers commit the image below the top image to the image below that.
     pub fn leaving_out(mut self) -> Self {
         self.options.beside = Some(Beside::Between { top: 1, base: 2 });
         self.options.rebasing = true;
@@ -25,7 +25,7 @@ impl Start<'_> {
         self
     }
 
-    /// A worker more writes to the image below.
+    /// An additional worker writes to the image below.
     pub fn committing(mut self) -> Self {
         self.options.beside = Some(Beside::Below(1));
         self.options.rebasing = true;
@@ -34,12 +34,13 @@ impl Start<'_> {
     }
 }
 
-/// So many sectors are brought down at once.
+/// Number of sectors per commit request.
 const PIECE: u64 = 64;
 
 impl Run {
-    /// Has what the image below has be written to the one below that, while guests go on, and the image name that one
-    /// then; once that is durable, if it `waits`.
+    /// Commits the image below the top image to the one below that, while guests continue, and then
+    /// makes the top image name that one as its backing file. Waits until the data is durable if
+    /// `waits` is set.
     pub fn leave_out(&mut self, name: &str, waits: bool) {
         let reader = self.workers.len() - 2;
         let end = self.disk.beside().expect("there are two").info().size;
@@ -70,9 +71,9 @@ impl Run {
         named.expect("it can be written");
     }
 
-    /// A request of the job's, once there is room for it.
+    /// Submits a request of the job once there is room for it.
     fn submit_job(&mut self, worker: usize, ask: Ask) {
-        // (What is read is written by the last one, which must have room for it.)
+        // The last worker writes what is read, and must have room for it.
         let in_flight = |run: &Run| run.workers[worker..].iter().map(Worker::in_flight).sum();
         while DEPTH <= in_flight(self) {
             assert!(self.goes_on(), "requests that never end");
@@ -88,7 +89,7 @@ impl Run {
         self.workers[worker].submit(flight, &mut self.rng);
     }
 
-    /// Has what the image itself has somewhere be read, and written to the one below.
+    /// Commits what the top image has in a random range to the image below.
     pub fn commit_some(&mut self) {
         let (first, sectors) = self.place(false);
         let bytes = |sector: u64| sector * SECTOR as u64;
@@ -115,7 +116,7 @@ impl Run {
         self.steps(3);
     }
 
-    /// It has been read.
+    /// Writes the result of a commit job's read to the image below.
     pub(super) fn commit(&mut self, flight: Flight) {
         let last = self.workers.last_mut().filter(|_| flight.goes_below);
         let below = self.disk.beside().map_or(0, |below| below.info().size);

@@ -1,4 +1,4 @@
-//! A bitmap in the image, while the run itself records what is changed.
+//! A bitmap in the image, while the run itself records the changes.
 
 use super::case::{Case, Made};
 use super::model::{SECTOR, Value};
@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 const NAME: &str = "b";
-/// Bytes for which a bit stands.
+/// Number of bytes that a bit covers.
 const GRANULARITY: u64 = SECTOR as u64;
 
 impl Case {
@@ -23,7 +23,7 @@ impl Case {
 }
 
 impl Start<'_> {
-    /// The run records what it changes.
+    /// The run records what it changes in the image's bitmap.
     pub fn recording(mut self) -> Self {
         self.options.own_bitmaps = OwnBitmaps::Recorded;
         self
@@ -35,7 +35,8 @@ impl Run {
         self.options.own_bitmaps == OwnBitmaps::Recorded
     }
 
-    /// The disk is active: what the image says is right, and nobody believes it from now on.
+    /// Takes the bitmap from the image after activation and checks its contents. From then on, the
+    /// bitmap in the image is marked as invalid.
     pub(super) fn take_bitmap(&mut self) {
         if !self.records() {
             return;
@@ -73,7 +74,7 @@ impl Run {
     }
 }
 
-/// The sectors that a bitmap says are dirty, if there is one that is believed.
+/// Returns the sectors that a valid bitmap marks as dirty; `None` if there is no valid bitmap.
 pub fn dirty(made: &Made, world: &Arc<World>) -> Result<Option<HashSet<u64>>, String> {
     if !made.case.can_have_bitmaps() {
         return Ok(None);
@@ -101,7 +102,7 @@ pub fn dirty(made: &Made, world: &Arc<World>) -> Result<Option<HashSet<u64>>, St
     read().map_err(|error: fathom_formats::Error| format!("its bitmap: {error}"))
 }
 
-/// Whatever is not as it was is dirty.
+/// Checks that every sector that has changed is dirty.
 pub fn is_never_too_clean(
     dirty: &HashSet<u64>,
     before: &[Value],

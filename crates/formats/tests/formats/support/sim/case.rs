@@ -1,4 +1,4 @@
-//! Images to run on, made by QEMU's tools and by Fathom's own.
+//! Images for the runs, created by QEMU's tools and by Fathom.
 
 use super::model::{BEFORE, Model, SECTOR, Value, ZERO, fill, identify};
 use super::pages::Pages;
@@ -15,26 +15,26 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// What an image is like, in the words of qemu-img.
+/// The properties of an image, by qemu-img's names.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub name: &'static str,
     pub format: &'static str,
     pub options: &'static str,
-    /// Bytes.
+    /// Cluster size in bytes.
     pub cluster: u64,
-    /// There is data in it, compressed or not.
+    /// Whether the image has data, and whether that data is compressed.
     pub filled: Option<Filled>,
     pub backing: Option<Backing>,
-    /// As few tables as possible stay in memory.
+    /// Whether the metadata cache is as small as possible.
     pub tiny_cache: bool,
-    /// Made by Fathom.
+    /// Whether Fathom creates the image.
     pub own: bool,
-    /// There is an internal snapshot of what is in it.
+    /// Whether the image has an internal snapshot of its contents.
     pub snapshot: bool,
-    /// A larger disk, all of which is used.
+    /// Whether the disk is larger and all of it is used.
     pub wide: bool,
-    /// It is on a device, with old data after its end.
+    /// Whether the image is on a device, with old data after its end.
     pub device: bool,
 }
 
@@ -44,14 +44,14 @@ pub enum Filled {
     Compressed,
 }
 
-/// The image below; with another, raw one below that if `chain`.
+/// The backing image. With `chain`, it has a raw backing image of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Backing {
     pub format: &'static str,
     pub options: &'static str,
     pub compressed: bool,
     pub chain: bool,
-    /// Sectors more than the disk has, or fewer.
+    /// Size of the backing disk minus that of the disk, in sectors.
     pub longer: i64,
 }
 
@@ -75,7 +75,7 @@ impl Backing {
     };
 }
 
-/// The plainest qcow2 image.
+/// A qcow2 image with default options.
 pub const QCOW2: Case = Case {
     name: "",
     format: "qcow2",
@@ -90,7 +90,7 @@ pub const QCOW2: Case = Case {
     device: false,
 };
 
-/// As many tables as there can be.
+/// An image with as many tables as possible.
 pub const SMALL: Case = Case {
     name: "512",
     options: "cluster_size=512",
@@ -98,7 +98,7 @@ pub const SMALL: Case = Case {
     ..QCOW2
 };
 
-/// With one bit for each refcount.
+/// An image with refcounts of one bit.
 pub const NARROW: Case = Case {
     name: "512-rc1",
     options: "cluster_size=512,refcount_bits=1",
@@ -106,7 +106,7 @@ pub const NARROW: Case = Case {
     ..QCOW2
 };
 
-/// Whose tables of refcounts grow.
+/// An image whose refcount table grows.
 pub const GROWING: Case = Case {
     name: "512-growing",
     options: "cluster_size=512,refcount_bits=64",
@@ -115,7 +115,7 @@ pub const GROWING: Case = Case {
     ..QCOW2
 };
 
-/// With all of its tables.
+/// An image whose tables are all allocated.
 pub const PREALLOCATED: Case = Case {
     name: "4k-preallocated",
     options: "cluster_size=4k,preallocation=metadata",
@@ -123,7 +123,7 @@ pub const PREALLOCATED: Case = Case {
     ..QCOW2
 };
 
-/// With clusters that may not be written to.
+/// An image with shared clusters, which must not be written in place.
 pub const SNAPSHOT: Case = Case {
     name: "4k-snapshot",
     options: "cluster_size=4k",
@@ -133,7 +133,7 @@ pub const SNAPSHOT: Case = Case {
     ..QCOW2
 };
 
-/// With subclusters.
+/// An image with subclusters.
 pub const EXTENDED: Case = Case {
     name: "16k-extended",
     options: "cluster_size=16k,extended_l2=on",
@@ -141,7 +141,7 @@ pub const EXTENDED: Case = Case {
     ..QCOW2
 };
 
-/// With the largest clusters.
+/// An image with the largest clusters.
 pub const LARGE: Case = Case {
     name: "2M",
     options: "cluster_size=2M",
@@ -149,7 +149,7 @@ pub const LARGE: Case = Case {
     ..QCOW2
 };
 
-/// With its data elsewhere.
+/// An image with an external data file.
 pub const DATA_FILE: Case = Case {
     name: "data-file",
     options: "cluster_size=4k,data_file=data.raw",
@@ -166,7 +166,7 @@ pub const QED: Case = Case {
     ..QCOW2
 };
 
-/// With its data encrypted.
+/// An encrypted qcow2 image.
 pub const ENCRYPTED: Case = Case {
     name: "encrypted",
     options: "cluster_size=4k,encrypt.format=luks,encrypt.iter-time=10",
@@ -174,7 +174,7 @@ pub const ENCRYPTED: Case = Case {
     ..QCOW2
 };
 
-/// A raw disk, encrypted. (What nobody has written reads as anything.)
+/// An encrypted raw disk. Unwritten sectors read as arbitrary bytes.
 pub const LUKS: Case = Case {
     name: "luks",
     format: "luks",
@@ -183,17 +183,17 @@ pub const LUKS: Case = Case {
     ..QCOW2
 };
 
-/// An image's files, and what is in it.
+/// An image's files and their contents.
 pub struct Made {
     pub case: Case,
-    /// The image comes first.
+    /// Names of the files; the image is the first one.
     pub names: Vec<String>,
     pub files: Vec<Pages>,
     pub initial: Vec<Value>,
     pub below: Vec<Value>,
 }
 
-/// Bytes of a device that follow the image.
+/// Number of bytes of a device after the image.
 const DEVICE: usize = 8 << 20;
 
 const TOP: &str = "top.img";
@@ -205,12 +205,12 @@ impl Case {
         times * bytes / SECTOR as u64 + 3
     }
 
-    /// Sizes that the disk may get, in sectors.
+    /// The maximum size of the disk in sectors.
     pub fn room(&self) -> u64 {
         2 * self.sectors() + 5
     }
 
-    /// Whether the disk cannot be resized so while it is served.
+    /// Whether this resize is refused while the disk is served.
     pub fn refuses(&self, from: u64, to: u64) -> bool {
         let sectors = |backing: Backing| self.sectors().saturating_add_signed(backing.longer);
         let shows = self.backing.is_some_and(|below| sectors(below) > from) && to > from;
@@ -226,7 +226,7 @@ impl Case {
         self.format == "luks" || self.options.contains("encrypt.format")
     }
 
-    /// How QEMU opens it.
+    /// QEMU's arguments for opening the image.
     pub fn opens(&self) -> Vec<String> {
         let mut opens = qemu_opens(TOP, self.format, self.is_encrypted());
         if let (Some(backing), Some(options)) = (self.backing, opens.last_mut())
@@ -245,19 +245,19 @@ impl Case {
 
     pub fn serving(&self) -> ImageOptions {
         let mut options = ImageOptions::new(self.format());
-        // The run says when their work is done.
+        // The run decides when helpers' jobs are done.
         options.helpers = 0;
         options.keys = keys();
         if self.tiny_cache {
             options.metadata_cache = 0;
-            // What is served reads the same, but zeroes are the image's own.
+            // The disk reads the same, but zeroes are stored in the image itself.
             options.rebasing = true;
             options.own_bitmaps = OwnBitmaps::Kept;
         }
         options
     }
 
-    /// Makes it in `dir`.
+    /// Creates the image in `dir`.
     pub fn make(&self, dir: &Path, seed: u64) -> Made {
         let mut rng = Rng::new(seed ^ 0x5eed);
         let sectors = self.sectors();
@@ -346,7 +346,7 @@ impl Backing {
         "below.img"
     }
 
-    /// Makes it; what it holds.
+    /// Creates the backing image. Returns its contents.
     fn make(&self, dir: &Path, sectors: u64, rng: &mut Rng, names: &mut Vec<String>) -> Vec<Value> {
         let sectors = sectors.saturating_add_signed(self.longer) as usize;
         let mut holds = vec![ZERO; sectors];
@@ -387,7 +387,7 @@ impl Made {
         world
     }
 
-    /// Its image is on what it is on.
+    /// Configures a world for this case's storage.
     pub fn prepare(&self, world: &World) {
         let mut state = world.state();
         state.limit = self.case.device.then(|| self.files[0].len());
@@ -398,7 +398,7 @@ impl Made {
         Model::new(self.initial.clone(), self.below.clone())
     }
 
-    /// Everything for a run by so many workers.
+    /// Returns the parameters of a run with `workers` workers.
     pub fn start(&self, world: &Arc<World>, workers: usize, seed: u64) -> Start<'_> {
         Start {
             world: world.clone(),
@@ -413,7 +413,7 @@ impl Made {
         }
     }
 
-    /// Writes the files as the world has them.
+    /// Writes the world's files to `dir`.
     pub fn store(&self, dir: &Path, world: &World) {
         let state = world.state();
         for (name, file) in self.names.iter().zip(&state.files) {
@@ -421,7 +421,7 @@ impl Made {
         }
     }
 
-    /// The other way round.
+    /// Reads the world's files from `dir`.
     pub fn load(&self, dir: &Path, world: &World) {
         let mut state = world.state();
         for (name, file) in self.names.iter().zip(&mut state.files) {
@@ -429,7 +429,7 @@ impl Made {
         }
     }
 
-    /// What QEMU reads, of the image or one of its snapshots.
+    /// Returns what QEMU reads from the image or from one of its snapshots.
     pub fn qemu_reads(&self, dir: &Path, snapshot: Option<&str>) -> Vec<Value> {
         let named = snapshot.map(|name| format!("snapshot.name={name}"));
         let opens = self.case.opens();
@@ -443,7 +443,7 @@ impl Made {
         self.raw_holds(dir, "read.raw")
     }
 
-    /// The same of the image as it is now, which may have another number of sectors.
+    /// Returns what QEMU reads from the whole image, whose number of sectors may have changed.
     pub fn qemu_reads_all(&self, dir: &Path, sectors: usize) -> Vec<Value> {
         let opens = self.case.opens();
         let mut args = vec!["convert", "-O", "raw"];
@@ -456,11 +456,11 @@ impl Made {
         raw_holds(dir, "read.raw", sectors)
     }
 
-    /// What is in a raw file.
+    /// Returns the contents of a raw file.
     pub fn raw_holds(&self, dir: &Path, name: &str) -> Vec<Value> {
         raw_holds(dir, name, self.initial.len())
     }
-    /// `qemu-img check` finds nothing, or only leaks if there may be some.
+    /// Checks that `qemu-img check` finds nothing, or only leaks if `leaks` is set.
     pub fn qemu_finds(&self, dir: &Path, leaks: bool) -> Result<(), String> {
         if !self.case.format().has_tables() {
             return Ok(());
@@ -473,13 +473,13 @@ impl Made {
         }
     }
 
-    /// Nothing at all.
+    /// Checks that `qemu-img check` finds nothing at all.
     pub fn qemu_finds_nothing(&self, dir: &Path) {
         let found = self.qemu_finds(dir, false);
         found.unwrap_or_else(|problem| panic!("{problem}"));
     }
 
-    /// One of qemu-img's commands on snapshots.
+    /// Runs a snapshot command of qemu-img.
     pub fn snapshot(&self, dir: &Path, command: &str, name: &str) {
         let opens = self.case.opens();
         let mut args = vec!["snapshot", command, name];
@@ -488,8 +488,8 @@ impl Made {
     }
 }
 
-/// An image of QEMU's, with nothing in it. That counts for a second how long its key takes: of those that are alike one is
-/// made.
+/// Creates an empty encrypted image with QEMU. Deriving the key takes QEMU a second, so each kind
+/// of image is created only once and then copied.
 fn create_encrypted(
     dir: &Path,
     name: &str,
@@ -514,7 +514,7 @@ fn create_encrypted(
     fs::write(dir.join(name), image).expect("it is written");
 }
 
-/// Has QEMU write what is in a raw file into such an image.
+/// Copies a raw file to an encrypted image with QEMU.
 fn fill_encrypted(dir: &Path, from: &str, name: &str, format: &str) {
     let opens = qemu_opens(name, format, true);
     let [object, secret, _, opens] = &opens[..] else {
@@ -534,7 +534,7 @@ fn fill_encrypted(dir: &Path, from: &str, name: &str, format: &str) {
     qemu_img(dir, &args);
 }
 
-/// What is in so many sectors of a raw file.
+/// Returns the contents of the first `sectors` sectors of a raw file.
 pub fn raw_holds(dir: &Path, name: &str, sectors: usize) -> Vec<Value> {
     let file = Pages::load(&dir.join(name));
     let sector = |n: u64| {
@@ -545,7 +545,7 @@ pub fn raw_holds(dir: &Path, name: &str, sectors: usize) -> Vec<Value> {
     (0..sectors as u64).map(sector).collect()
 }
 
-/// Puts data into a part of the sectors.
+/// Fills random ranges of the sectors with data.
 fn sprinkle(holds: &mut [Value], value: Value, rng: &mut Rng) {
     let len = holds.len() as u64;
     for _ in 0..12 {

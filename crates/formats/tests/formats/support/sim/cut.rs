@@ -1,5 +1,5 @@
-//! Power cuts: what of a run may be on the disk when it ends at any instant,
-//! and whether that is a sound image with everything that must be in it.
+//! Power cuts: creates the files that a power cut at any instant of a run may leave, and checks
+//! that they are a sound image with all durable data.
 
 use super::bitmap;
 use super::case::Made;
@@ -14,35 +14,34 @@ use fathom_formats::offline::check::{Options, check};
 use fathom_testing::Tried;
 use std::sync::Arc;
 
-/// What becomes of changes that are not flushed.
+/// What happens to changes that are not flushed.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Lost,
     Kept,
-    /// Each lost or kept.
+    /// Each change is lost or kept at random.
     Some,
-    /// All but one are kept, or one alone.
+    /// All changes but one are kept, or only one is kept.
     AllBut(u64),
     Only(u64),
-    /// Each sector of each.
+    /// Each sector of each change is lost or kept at random.
     Torn,
 }
 
-/// A run that can be cut.
+/// A recorded run in which the power can be cut.
 pub struct Cuts<'a> {
     pub made: &'a Made,
-    /// The files when the log began.
+    /// The files at the start of the log.
     pub before: &'a [Pages],
     pub log: &'a Log,
     pub model: &'a Model,
     pub seed: u64,
-    /// All of the disk is looked at, and not only what guests have changed.
+    /// Whether the whole disk is compared, and not only what guests have changed.
     pub whole: bool,
 }
 
 impl Cuts<'_> {
-    /// Cuts the power so many times, at random instants. The error says what
-    /// was lost.
+    /// Cuts the power `count` times, at random instants. The error describes the lost data.
     pub fn check(&self, count: usize) -> Result<(), String> {
         let mut rng = Rng::new(self.seed ^ 0xc07);
         let durable: Vec<u64> = self.log.events.iter().map(|e| self.durable(e)).collect();
@@ -75,7 +74,7 @@ impl Cuts<'_> {
         Ok(())
     }
 
-    /// From when on it is on the disk.
+    /// Returns the instant from which on the event is durable.
     fn durable(&self, event: &Event) -> u64 {
         let covers = |f: &&super::world::Flush| f.file == event.file && f.submitted > event.done;
         let flushed = self.log.flushes.iter().filter(covers).map(|f| f.done);
@@ -131,8 +130,7 @@ impl Cuts<'_> {
         }
     }
 
-    /// The image is as good as any: it can be written to, and the power can
-    /// fail again.
+    /// Continues with the image after the cut: writes to it, and cuts the power again.
     fn go_on(&self, world: &Arc<World>, now: Vec<Value>, rng: &mut Rng) -> Result<(), String> {
         let mut below = self.made.below.clone();
         below.resize(now.len(), ZERO);
@@ -166,7 +164,7 @@ impl Cuts<'_> {
     }
 }
 
-/// The check finds nothing that is not just a leak.
+/// Checks the image. Returns the number of leaks, or an error if there are other problems.
 pub fn check_image(made: &Made, world: &Arc<World>) -> Result<u64, String> {
     if !made.case.format().has_tables() {
         return Ok(0);
@@ -193,9 +191,9 @@ fn fate(rng: &mut Rng) -> Fate {
     }
 }
 
-/// A change that may be on the disk, or must be.
+/// Applies a change that may be on the disk, or must be.
 fn keep(file: &mut Pages, event: &Event, fate: Fate, must: bool, rng: &mut Rng) {
-    // One event in ten or so is the one.
+    // About one event in ten is selected.
     let is_it = |which: u64| (event.done ^ which).is_multiple_of(11);
     let kept = match fate {
         _ if must => true,
@@ -211,7 +209,7 @@ fn keep(file: &mut Pages, event: &Event, fate: Fate, must: bool, rng: &mut Rng) 
     }
 }
 
-/// Each sector of the change is lost or kept.
+/// Applies a random subset of the change's sectors.
 fn tear(file: &mut Pages, event: &Event, rng: &mut Rng) {
     let len = match &event.change {
         Change::Write(bytes) => bytes.len() as u64,
@@ -238,7 +236,7 @@ fn tear(file: &mut Pages, event: &Event, rng: &mut Rng) {
     }
 }
 
-/// Sectors in a row, 256 at most, from sorted ones.
+/// Groups sorted sectors into runs of at most 256 consecutive ones.
 fn runs(sectors: &[u64]) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for sector in sectors {

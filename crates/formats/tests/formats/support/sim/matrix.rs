@@ -1,4 +1,4 @@
-//! The kinds of image whose servers lose their power or are killed.
+//! The image kinds that are tested with power cuts and kills.
 
 use super::case::{
     Backing, Case, DATA_FILE, ENCRYPTED, EXTENDED, Filled, GROWING, LARGE, LUKS, NARROW,

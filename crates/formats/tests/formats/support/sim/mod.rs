@@ -1,13 +1,12 @@
-//! A disk image served by workers without threads, on files in memory: what
-//! happens, and in which order, is a matter of one number.
+//! A disk image served by workers without threads, on files in memory. One seed determines all
+//! events and their order.
 //!
-//! A [`case`] is an image that QEMU or Fathom made. Its files are in a
-//! [`world`], whose operations wait until the [`run`] carries one of them out,
-//! any of them; the image uses them as its storages by way of a [`recorder`].
-//! The run's [`worker`]s ask for what [`rng`] says, and the [`model`] tells what
-//! each sector may be. [`cut`] makes files of what the world has recorded: as
-//! they may be after the power has failed. A [`bitmap`] in the image tells of what was changed. A [`keepsake`] is what a killed
-//! server's successor gets besides the files.
+//! A [`case`] is an image created by QEMU or Fathom. Its files are in a [`world`], whose operations
+//! wait until the [`run`] executes one of them, in any order. The image uses these files as its
+//! storages through a [`recorder`]. The run's [`worker`]s submit requests that [`rng`] chooses, and
+//! the [`model`] says what each sector may contain. [`cut`] creates the files that a power cut may
+//! leave from the world's log. A [`bitmap`] in the image records the changes. A [`keepsake`] is the
+//! in-flight state that a killed server leaves to its successor in addition to the files.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod beside;
@@ -31,7 +30,7 @@ use crate::support::number;
 use case::{Case, Made};
 use fathom_testing::is_time_up;
 
-/// Says how to run a test again that fails.
+/// Prints how to repeat a failing test.
 pub struct Again(String);
 
 impl Again {
@@ -48,9 +47,9 @@ impl Drop for Again {
     }
 }
 
-/// Calls `test` with each case's image and so many seeds. FATHOM_CASE chooses
-/// a case; FATHOM_SEED is the first of FATHOM_ROUNDS seeds, or the only one.
-/// Returns early when the time of `make torture` is up.
+/// Calls `test` with each case's image and `count` seeds. FATHOM_CASE selects a case. FATHOM_SEED
+/// is the first of FATHOM_ROUNDS seeds, or the only one. Returns early when the time of
+/// `make torture` is up.
 pub fn each(cases: &[Case], count: u64, test: impl Fn(&Made, u64)) {
     let only = std::env::var("FATHOM_CASE").ok();
     let seed = number("FATHOM_SEED");

@@ -1,29 +1,29 @@
-//! What each sector of a disk may read as.
+//! A model of what each sector of a disk may contain.
 
 use super::rng::Rng;
 use std::collections::HashMap;
 
-/// Bytes.
+/// Size of a sector in bytes.
 pub const SECTOR: usize = 512;
 
-/// What a sector holds: zeroes, or the pattern of this number.
+/// The contents of a sector: zeroes, or the pattern with this number.
 pub type Value = u32;
 pub const ZERO: Value = 0;
 
-/// Numbers from here on are of images that were there before.
+/// Numbers from this one on are the contents of images before the run.
 pub const BEFORE: Value = 0x8000_0000;
 
 const MAGIC: u32 = 0xfa7b_0a57;
 
-/// One value of so many stands for sectors that cannot be compressed.
+/// One in this many values is a pattern that cannot be compressed.
 const NOISY: Value = 5;
 
 fn is_noisy(value: Value) -> bool {
     value % NOISY == NOISY - 1 && value < BEFORE
 }
 
-/// Such a sector: it begins with its number and value, made to look like noise
-/// by a multiplication that can be undone.
+/// Fills a sector with noise. Its first word is the sector's number and value, scrambled by an
+/// invertible multiplication.
 fn noise(sector: &mut [u8], number: u64, value: Value) {
     let name = u64::from(value) << 32 | number;
     let mut rng = Rng::new(name);
@@ -37,7 +37,7 @@ const SCRAMBLE: u64 = 0x9e37_79b9_7f4a_7c15;
 const UNSCRAMBLE: u64 = 0xf1de_83e1_9937_733d;
 const _: () = assert!(SCRAMBLE.wrapping_mul(UNSCRAMBLE) == 1);
 
-/// Fills sectors from the one of this number on.
+/// Fills sectors, starting at number `first`.
 pub fn fill(bytes: &mut [u8], first: u64, value: Value) {
     if value == ZERO {
         return bytes.fill(0);
@@ -55,7 +55,7 @@ pub fn fill(bytes: &mut [u8], first: u64, value: Value) {
     }
 }
 
-/// What a sector holds; the error is for people.
+/// Returns the contents of a sector. The error is for people.
 pub fn identify(bytes: &[u8], sector: u64) -> Result<Value, String> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(ZERO);
@@ -85,22 +85,22 @@ pub enum Kind {
     Write,
     Zero,
     Discard,
-    /// It is behind the end of a disk that is to be smaller.
+    /// The sectors are beyond the end of a disk that is being shrunk.
     Cut,
 }
 
-/// What a sector may be that is just being cut off.
+/// Any contents, of a sector that is being cut off.
 pub const ANYTHING: Value = Value::MAX;
 
-/// One request that changes sectors.
+/// A request that changes sectors.
 #[derive(Clone, Debug)]
 pub struct Action {
     pub kind: Kind,
     pub fua: bool,
     pub submitted: u64,
-    /// When it ended, well or not.
+    /// The instant at which the request ended, successfully or not.
     pub done: Option<u64>,
-    /// Nobody knows what it did.
+    /// Whether the request failed, so that its effect is unknown.
     pub failed: bool,
 }
 
@@ -110,19 +110,20 @@ struct Flush {
     done: u64,
 }
 
-/// Of one disk.
+/// The model of one disk.
 pub struct Model {
-    /// Numbers of writes come after this one.
+    /// The number after which the values of writes begin.
     after: Value,
-    /// By sector, at first.
+    /// Initial contents by sector.
     initial: Vec<Value>,
-    /// What shows where the image has nothing.
+    /// Contents of the backing image by sector.
     below: Vec<Value>,
     pub actions: Vec<Action>,
-    /// Of sectors that were changed: the actions in order.
+    /// The actions on each changed sector, in order.
     history: HashMap<u64, Vec<u32>>,
     flushes: Vec<Flush>,
-    /// Sizes in sectors, each with when it began to be the disk's, and from when on it is durable.
+    /// Sizes in sectors, each with the instant at which the resize began and the instant from which
+    /// on the size is durable.
     sizes: Vec<(u64, Option<u64>, u64)>,
 }
 
@@ -140,7 +141,7 @@ impl Model {
         }
     }
 
-    /// The disk may become larger, up to so many sectors. What is new is zeroes.
+    /// Extends the model to `sectors` sectors, so that the disk may grow. New sectors are zeroes.
     pub fn with_room(mut self, sectors: u64) -> Model {
         self.sizes.push((0, Some(0), self.sectors()));
         self.initial.resize(sectors as usize, ZERO);
@@ -148,8 +149,8 @@ impl Model {
         self
     }
 
-    /// The disk begins to get this size, in sectors: what to call when it has it (true), or has
-    /// not got it.
+    /// Begins a resize. Returns a function to be called at its end, with true if the disk has the
+    /// new size.
     pub fn resizing(
         &mut self,
         now: u64,
@@ -170,7 +171,7 @@ impl Model {
         }
     }
 
-    /// What sizes the disk may have after the power was cut.
+    /// Returns the sizes that the disk may have after a power cut.
     pub fn sizes_after_cut(&self, cut: u64) -> Vec<u64> {
         let begun = self.sizes.iter().filter(|(begun, ..)| *begun <= cut);
         let begun: Vec<_> = begun.collect();
@@ -179,7 +180,7 @@ impl Model {
         begun[last..].iter().map(|(_, _, size)| *size).collect()
     }
 
-    /// Its data differs from that of a model before it.
+    /// Continues the numbering of an earlier model, so that the data of both differs.
     pub fn later(self, than: &Model) -> Model {
         Model {
             after: than.after + than.actions.len() as Value,
@@ -187,7 +188,7 @@ impl Model {
         }
     }
 
-    /// What it began with, by sector.
+    /// Initial contents by sector.
     pub fn initial(&self) -> &[Value] {
         &self.initial
     }
@@ -196,14 +197,14 @@ impl Model {
         self.initial.len() as u64
     }
 
-    /// Sectors that were ever changed, in order.
+    /// Returns all sectors that were ever changed, in order.
     pub fn touched(&self) -> Vec<u64> {
         let mut touched: Vec<u64> = self.history.keys().copied().collect();
         touched.sort_unstable();
         touched
     }
 
-    /// An action is submitted; returns its number and, for a write, its value.
+    /// Records the start of an action. Returns the action's number and, for a write, its value.
     pub fn begin(
         &mut self,
         kind: Kind,
@@ -232,12 +233,12 @@ impl Model {
         action.failed = failed;
     }
 
-    /// What had ended before `submitted` is durable from `done` on.
+    /// Records a flush: everything that had ended before `submitted` is durable from `done` on.
     pub fn flushed(&mut self, submitted: u64, done: u64) {
         self.flushes.push(Flush { submitted, done });
     }
 
-    /// From when on an action is durable.
+    /// Returns the instant from which on an action is durable.
     fn durable(&self, action: &Action) -> u64 {
         let Some(done) = action.done else {
             return u64::MAX;
@@ -250,25 +251,25 @@ impl Model {
         }
     }
 
-    /// What a read may return that was submitted at `since` and ends now.
+    /// Returns what a read that was submitted at `since` and ends now may return.
     pub fn readable(&self, sector: u64, since: u64) -> Vec<Value> {
         let settled = |_, action: &Action| action.done.is_some_and(|done| done < since);
         self.allowed(sector, u64::MAX, settled)
     }
 
-    /// For each action whether it was durable at `cut`, for `after_cut`.
+    /// Returns for each action whether it was durable at `cut`, for `after_cut`.
     pub fn durable_at(&self, cut: u64) -> Vec<bool> {
         let durable = |action| self.durable(action) <= cut;
         self.actions.iter().map(durable).collect()
     }
 
-    /// What a sector may be after the power was cut at `cut`.
+    /// Returns what a sector may contain after a power cut at `cut`.
     pub fn after_cut(&self, sector: u64, cut: u64, durable: &[bool]) -> Vec<Value> {
         self.allowed(sector, cut, |number, _| durable[number])
     }
 
-    /// An action no longer matters if one that began after it had ended is
-    /// settled; a discard or what failed settles nothing.
+    /// Returns the allowed contents of a sector. An action is irrelevant if a settled action began
+    /// after it had ended. Discards and failed actions do not count as settled.
     fn allowed(
         &self,
         sector: u64,
@@ -305,7 +306,7 @@ impl Model {
         allowed
     }
 
-    /// The history of a sector, for people.
+    /// Describes the history of a sector, for people.
     pub fn story(&self, sector: u64) -> String {
         let history = self.history.get(&sector).into_iter().flatten();
         let told = history.map(|n| {

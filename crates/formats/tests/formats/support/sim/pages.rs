@@ -1,4 +1,4 @@
-//! A file's bytes, with holes; copies share what neither has changed.
+//! A file in memory, with holes. Copies share the pages that neither has changed.
 
 use fathom_core::{Extents, Status};
 use std::fs::File;
@@ -14,7 +14,8 @@ pub struct Pages {
     pages: Vec<Option<Arc<[u8; PAGE]>>>,
 }
 
-/// Which page, where in it, and how many of `left` bytes are there.
+/// Returns the page's index, the offset within the page, and how many of `left` bytes are in that
+/// page.
 fn place(at: u64, left: u64) -> (usize, usize, usize) {
     let inner = at as usize % PAGE;
     let n = left.min((PAGE - inner) as u64) as usize;
@@ -26,7 +27,7 @@ impl Pages {
         self.len
     }
 
-    /// What lies beyond the end reads as zeroes.
+    /// Reads bytes. Bytes beyond the end are zeroes.
     pub fn read(&self, buf: &mut [u8], at: u64) {
         let mut done = 0;
         while done < buf.len() {
@@ -40,7 +41,7 @@ impl Pages {
         }
     }
 
-    /// Tells what is a hole, as far as there is room.
+    /// Reports holes and data from `at` on, as far as there is room in `out`.
     pub fn describe(&self, out: &mut Extents, mut at: u64) {
         loop {
             let (page, _, n) = place(at, out.left());
@@ -55,7 +56,7 @@ impl Pages {
         }
     }
 
-    /// Grows when it must.
+    /// Writes bytes, and extends the file if necessary.
     pub fn write(&mut self, at: u64, bytes: &[u8]) {
         self.set_len(self.len.max(at + bytes.len() as u64));
         let mut done = 0;
@@ -67,7 +68,7 @@ impl Pages {
         }
     }
 
-    /// Makes zeroes of what there is; the length stays.
+    /// Zeroes existing bytes. The length does not change.
     pub fn zero(&mut self, at: u64, len: u64) {
         let end = self.len.min(at + len);
         let mut at = at;

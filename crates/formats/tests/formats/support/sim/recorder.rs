@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// One file.
+/// A file of the world.
 pub struct Recorder {
     pub world: Arc<World>,
     pub file: usize,
@@ -153,7 +153,7 @@ impl Channel for RecorderChannel {
     }
 }
 
-/// Opens files of a world by their names.
+/// Opens a world's files by their names.
 pub struct Names(pub HashMap<String, Arc<Recorder>>);
 
 impl Opener for Names {

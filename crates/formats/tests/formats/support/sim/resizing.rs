@@ -1,4 +1,4 @@
-//! Disks that get other sizes, with requests meanwhile.
+//! Resizes of disks while requests are in flight.
 
 use super::case::Made;
 use super::model::SECTOR;
@@ -8,7 +8,7 @@ use super::world::trace;
 use fathom_core::{DiskError, Resize};
 
 impl Run {
-    /// A size that it can have.
+    /// Returns a random size, in sectors, that the disk may have.
     pub fn random_size(&mut self) -> u64 {
         let (now, room) = (self.sectors(), self.model.sectors());
         match self.rng.below(4) {
@@ -19,7 +19,7 @@ impl Run {
         }
     }
 
-    /// Such sizes, one after the other: so many.
+    /// Resizes the disk `count` times to random sizes.
     pub fn resizes(&mut self, made: &Made, count: u64) {
         for _ in 0..count {
             let (now, sectors) = (self.sectors(), self.random_size());
@@ -29,14 +29,14 @@ impl Run {
         }
     }
 
-    /// Gives the disk so many sectors, with requests meanwhile. The error: it has those that it
-    /// had.
+    /// Resizes the disk to `sectors` sectors, with requests in flight. After an error, the size is
+    /// unchanged.
     pub fn resize(&mut self, sectors: u64) -> Result<(), DiskError> {
         let ended = self.resize_for(sectors, u64::MAX);
         ended.map(|ended| assert!(ended))
     }
 
-    /// Likewise, but for so many steps at most. False: it goes on.
+    /// Resizes the disk for at most `steps` steps. Returns false if the resize has not ended.
     pub fn resize_for(&mut self, sectors: u64, steps: u64) -> Result<bool, DiskError> {
         let before = self.sectors();
         let begun = self.world.tick();
@@ -69,7 +69,8 @@ impl Run {
         self.world.tick();
         trace(|| format!("{now} resized: {outcome:?}"));
         let flights = self.workers.iter().flat_map(|worker| worker.flights());
-        // (One that waits for room looks again then.)
+        // Without `strict`, a request that waits for space may still be in flight and then checks
+        // the size again.
         for flight in flights.filter(|_| outcome.is_ok() && self.strict) {
             let end = flight.ask.first + flight.ask.sectors;
             assert!(end <= sectors, "{:?} outlives the resize", flight.ask);

@@ -1,6 +1,6 @@
-//! Choices that are the same each time for the same seed.
+//! Pseudo-random choices, determined by the seed.
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 pub struct Rng(u64);
 
 impl Rng {
@@ -16,12 +16,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Less than `n`, which is not 0.
+    /// Returns a number less than `n`, which must not be 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// True once in `n` times.
+    /// Returns true with a probability of 1 in `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

@@ -1,4 +1,4 @@
-//! A run: random requests by several workers, each read compared.
+//! A run: random requests by several workers. Each read is compared with the model.
 
 use super::model::{ANYTHING, Kind, Model, SECTOR, Value, ZERO, fill, identify};
 use super::recorder::{Names, Recorder};
@@ -15,61 +15,63 @@ use std::sync::Arc;
 /// Maximum number of steps in which no request ends. A request takes some hundreds.
 const MAX_FRUITLESS_STEPS: u32 = 1 << 20;
 
-/// A disk, its workers, and what is known of it.
+/// A disk, its workers, and the model of its contents.
 pub struct Run {
     pub world: Arc<World>,
     pub disk: ImageDisk,
     pub(super) options: ImageOptions,
-    /// What its bitmap has said when the image was left.
+    /// The bitmap's bits when the image was deactivated.
     pub(super) left: Option<Vec<u64>>,
     pub model: Model,
     pub(super) workers: Vec<Worker>,
-    /// So many of them are the guest's.
+    /// Number of workers that serve the guest.
     pub(super) guests: u64,
     pub(super) rng: Rng,
-    /// Errors are not expected.
+    /// Whether errors fail the test.
     pub strict: bool,
-    /// Whatever is read is right.
+    /// Whether reads are not compared.
     pub blind: bool,
-    /// Requests that failed.
+    /// Number of requests that failed.
     pub failures: u64,
     /// Number of steps since a request has ended.
     fruitless_steps: u32,
     /// First sectors of the parts of the disk that are used.
     pub windows: Vec<u64>,
-    /// Of a hundred requests so many are flushes, and of a hundred others so
-    /// many must be durable at once.
+    /// Percentage of requests that are flushes.
     pub flushes: u64,
+    /// Percentage of the other requests that must be durable at once.
     fua: u64,
-    /// Of a hundred writes so many are of a whole cluster, most of them: those are compressed. None:
-    /// nothing is.
+    /// Percentage of writes that cover a whole cluster, most of which are stored compressed. 0
+    /// disables compression.
     pub compressed: u64,
-    /// Sectors of a cluster, and of a window.
+    /// Size of a cluster in sectors.
     pub(super) cluster: u64,
+    /// Size of a window in sectors.
     pub window: u64,
     wide: bool,
-    /// Requests that end behind this sector, and begin up to this instant: the disk is resized.
+    /// Sector and instant: requests that end after the sector and begin up to the instant may fail,
+    /// because the disk is being resized.
     pub(super) may_fail: Option<(u64, u64)>,
 }
 
-/// What a run is made of.
+/// The parameters of a run.
 pub struct Start<'a> {
     pub world: Arc<World>,
-    /// Of the world's files; the first is the image.
+    /// Names of the world's files; the first one is the image.
     pub names: &'a [String],
     pub options: ImageOptions,
     pub model: Model,
-    /// Bytes.
+    /// Cluster size in bytes.
     pub cluster: u64,
-    /// All of the disk is used.
+    /// Whether the whole disk is used.
     pub wide: bool,
-    /// Nothing is compressed, whatever the seed says.
+    /// Whether compression is disabled regardless of the seed.
     pub plain: bool,
     pub workers: usize,
     pub seed: u64,
 }
 
-/// Opens the image that is the world's first file.
+/// Opens the image in the world's first file.
 pub fn open(
     world: &Arc<World>,
     names: &[String],
@@ -82,7 +84,7 @@ pub fn open(
 }
 
 impl Run {
-    /// Not active yet.
+    /// Creates a run. The disk is not active yet.
     pub fn new(start: Start) -> Result<Run, DiskError> {
         let mut disk = open(&start.world, start.names, &start.options)?;
         let options_of_run = start.options.clone();
@@ -93,7 +95,7 @@ impl Run {
         let compressed = match disk.compress_unit() {
             None => 0,
             Some(_) if start.plain => 0,
-            // These take their time.
+            // Large clusters take long to compress.
             Some(unit) if unit > 1 << 20 => 5,
             Some(_) => [0, 20, 80][rng.below(3) as usize],
         };
@@ -104,7 +106,7 @@ impl Run {
             };
             disk = open(&start.world, start.names, &options)?;
         }
-        // Every other one copies on read, or the last one writes below, if that is wanted.
+        // Depending on the job, every second worker copies on read, or the last ones commit.
         let count = start.workers;
         let guests = count
             - match start.options.beside {
@@ -163,17 +165,17 @@ impl Run {
         self.window = window;
     }
 
-    /// What the disk has now.
+    /// The disk's present size in sectors.
     pub fn sectors(&self) -> u64 {
         self.disk.info().size / SECTOR as u64
     }
 
-    /// A random number of the run.
+    /// Returns a random number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.rng.below(n)
     }
 
-    /// So many random requests, most of them at the same time.
+    /// Submits `n` random requests, most of them concurrently.
     pub fn requests(&mut self, n: usize) {
         Tried::Requests.count(n as u64);
         let mut left = n;
@@ -192,8 +194,8 @@ impl Run {
         }
     }
 
-    /// Reads whose clusters are given up while they are under way, and so many requests more
-    /// before they end.
+    /// Starts reads, discards or overwrites their clusters while they are in flight, and submits
+    /// `n` more requests before the reads end.
     pub fn outlived_by_reads(&mut self, n: usize) {
         self.drain();
         self.world.state().holding = true;
@@ -223,15 +225,15 @@ impl Run {
         self.drain();
     }
 
-    /// So many operations of storages, or fewer if nobody waits for any.
+    /// Carries out `n` storage operations, or fewer if none is pending.
     pub fn steps(&mut self, n: u64) {
         for _ in 0..n {
             self.step();
         }
     }
 
-    /// The server is killed: what it waits for may happen or not. It is not
-    /// to be used any more.
+    /// Kills the server: each pending operation is done, done in part, or not done. The run cannot
+    /// be used any more.
     pub fn abandon(&mut self) {
         loop {
             let mut state = self.world.state();
@@ -245,18 +247,18 @@ impl Run {
         }
     }
 
-    /// Everything in flight ends.
+    /// Waits until all requests in flight have ended.
     pub fn drain(&mut self) {
         while self.workers.iter().any(|w| w.in_flight() > 0) {
             if !self.goes_on() {
                 panic!("requests that never end: {:?}", self.asks());
             }
         }
-        // Discards, which no request waits for.
+        // Carries out discards, which no request waits for.
         while self.step() {}
     }
 
-    /// These requests, in any order, as many at a time as there can be.
+    /// Submits these requests in any order, with as many in flight as possible.
     pub fn all(&mut self, asks: impl Iterator<Item = Ask>) {
         for ask in asks {
             let worker = self.rng.below(self.guests) as usize;
@@ -268,7 +270,7 @@ impl Run {
         self.drain();
     }
 
-    /// One request by itself; its error.
+    /// Submits one request and waits for it. Returns 0, or 1 if it failed.
     pub fn alone(&mut self, ask: Ask) -> i32 {
         let before = self.failures;
         self.submit(0, ask);
@@ -285,7 +287,7 @@ impl Run {
         self.take_bitmap();
     }
 
-    /// Whether it succeeded.
+    /// Deactivates the disk. Returns whether this succeeded.
     pub fn deactivate(&mut self) -> bool {
         self.drain();
         let submitted = self.world.tick();
@@ -302,7 +304,7 @@ impl Run {
         }
     }
 
-    /// Reads these sectors; what they hold.
+    /// Reads sectors and returns their contents.
     pub fn read(&mut self, first: u64, sectors: u64) -> Result<Vec<Value>, String> {
         let mut bytes = vec![0; sectors as usize * SECTOR];
         self.read_bytes(first, &mut bytes)?;
@@ -339,7 +341,7 @@ impl Run {
         Err(format!("reading sector {first} on never ends"))
     }
 
-    /// Compares every sector with the model; what they hold.
+    /// Compares every sector with the model. Returns the contents.
     pub fn compare_all(&mut self) -> Vec<Value> {
         let now = self.world.tick();
         let sectors = self.sectors();
@@ -403,18 +405,20 @@ impl Run {
         self.reap();
     }
 
-    /// One operation of a storage, or one of a helper's jobs; false when nothing happens any more.
-    /// Steps until something happens. A worker may wake one that has looked already, and so on:
-    /// only after many steps in which nothing happens is there nothing left to happen.
+    /// Steps until something happens. Returns false if nothing happens any more. A worker may wake
+    /// another one that has already been polled, so only many steps without effect mean that
+    /// nothing is left to do.
     pub(super) fn goes_on(&mut self) -> bool {
         (0..100).any(|_| self.step())
     }
 
-    /// Carries out one operation of a storage, if any waits, and takes the requests that have ended. Returns false if
-    /// nothing happened.
+    /// Carries out one pending operation of a storage or one job of a helper, and takes the
+    /// requests that have ended. Returns false if nothing happened.
     ///
     /// # Panics
-    /// If the requests in flight never end, however many operations are carried out for them.
+    ///
+    /// Panics if the requests in flight never end, however many operations are carried out for
+    /// them.
     pub(super) fn step(&mut self) -> bool {
         let any = self.carry_out_one();
         self.look_again();
@@ -489,7 +493,7 @@ impl Run {
                 Op::Flush if errno == 0 && !flight.goes_below => {
                     self.model.flushed(flight.submitted, now)
                 }
-                // (Guests see something else where it is read from.)
+                // A committing worker reads other contents than the guest sees.
                 Op::Read if errno == 0 && self.disk.reader().is_some() && flight.goes_below => {
                     self.commit(flight);
                 }
@@ -514,7 +518,7 @@ impl Run {
         }
     }
 
-    /// What is said to be zeroes may be.
+    /// Checks that every sector reported as zeroes may be zeroes.
     fn check_status(&self, flight: &Flight) {
         let mut sector = flight.ask.first;
         for (status, len) in extents(&flight.buffer) {
@@ -558,7 +562,7 @@ impl Run {
         }
     }
 
-    /// One that is in one of the windows in part at least.
+    /// Returns a whole cluster that is at least partly within one of the windows.
     fn whole_cluster(&mut self) -> (u64, u64) {
         let which = self.rng.below(self.windows.len() as u64) as usize;
         let first = self.windows[which] + self.rng.below(self.window);
@@ -569,7 +573,7 @@ impl Run {
         )
     }
 
-    /// Somewhere in one of the windows; whole clusters more often if asked.
+    /// Returns a range in one of the windows, more often whole clusters if `whole` is set.
     pub(super) fn place(&mut self, whole: bool) -> (u64, u64) {
         let which = self.rng.below(self.windows.len() as u64) as usize;
         let start = self.windows[which];

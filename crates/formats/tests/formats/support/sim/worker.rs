@@ -8,10 +8,10 @@ use fathom_core::{Channel, Cx, Disk, Op, Owner, RequestId, Stage, Stamps};
 use libc::iovec;
 use std::collections::HashMap;
 
-/// Requests of one worker in flight at most.
+/// Maximum number of requests in flight per worker.
 pub const DEPTH: usize = 32;
 
-/// A request for a worker. In sectors.
+/// A request for a worker, in sectors.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub op: Op,
@@ -37,10 +37,10 @@ impl Ask {
 pub struct Flight {
     pub ask: Ask,
     pub submitted: u64,
-    /// Its number in the model, if it changes anything.
+    /// The action's number in the model, if the request changes anything.
     pub action: Option<usize>,
     pub buffer: Vec<u8>,
-    /// What is read is to be written to the image below.
+    /// Whether the data that is read will be written to the image below.
     pub goes_below: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct Worker {
     in_flight: HashMap<u32, Flight>,
 }
 
-/// See the formats' channel: no request, and the tag of a wake-up.
+/// The request ID and tag of a wake-up, as in the formats' channel.
 const NOBODY: RequestId = RequestId(u32::MAX);
 const WOKEN: u16 = u16::MAX;
 
@@ -110,26 +110,26 @@ impl Worker {
         self.channel.submit(&mut self.cx, id);
     }
 
-    /// An operation of the storage is to be done now.
+    /// Carries out a pending storage operation and completes it.
     pub fn carry_out(&mut self, world: &World, pending: &super::world::Pending) {
         let result = world.carry_out(pending, &self.cx.slab[pending.id]);
         self.cx.tick();
         self.channel.complete(&mut self.cx, pending.id, 0, result);
     }
 
-    /// Likewise, but the worker is gone.
+    /// Carries out a pending operation after the worker's server was killed.
     pub fn abandon(&self, world: &World, pending: &super::world::Pending) {
         world.abandon(pending, &self.cx.slab[pending.id]);
     }
 
-    /// Another worker may have woken tasks of this one.
+    /// Polls tasks that another worker may have woken.
     pub fn look_again(&mut self) {
         self.channel.complete(&mut self.cx, NOBODY, WOKEN, 0);
         self.cx.tick();
         self.channel.timer(&mut self.cx);
     }
 
-    /// Requests that are done, with their errors.
+    /// Returns the requests that have ended, with their errors.
     pub fn reap(&mut self) -> Vec<(Flight, i32)> {
         let mut reaped = Vec::new();
         for id in self.cx.take_done() {
@@ -141,7 +141,7 @@ impl Worker {
     }
 }
 
-/// The length of a request's next segment.
+/// Returns a random length for a request's next segment.
 fn piece(left: usize, rng: &mut Rng) -> usize {
     match rng.below(8) {
         0..4 => left,

@@ -1,5 +1,4 @@
-//! Files in memory that keep a record of what is done to them, and do it when
-//! they are told to.
+//! Files in memory that log all changes. Their operations are executed only on command.
 
 use super::keepsake;
 use super::pages::Pages;
@@ -7,7 +6,7 @@ use super::rng::Rng;
 use fathom_core::{Extents, Keepsake, Op, Request, RequestId};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-/// Says what happens, if FATHOM_TRACE is set.
+/// Prints an event, if FATHOM_TRACE is set.
 pub fn trace(line: impl FnOnce() -> String) {
     static WANTED: OnceLock<bool> = OnceLock::new();
     if *WANTED.get_or_init(|| std::env::var_os("FATHOM_TRACE").is_some()) {
@@ -15,20 +14,20 @@ pub fn trace(line: impl FnOnce() -> String) {
     }
 }
 
-/// What is written wholly or not at all.
+/// Size in bytes of a write that is atomic.
 pub const SECTOR: u64 = 512;
 
 /// A change to a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     Write(Arc<[u8]>),
-    /// So many bytes become zeroes.
+    /// This number of bytes become zeroes.
     Zero(u64),
-    /// The file becomes as long as this.
+    /// The file's new length in bytes.
     Len(u64),
 }
 
-/// A change with its place and its time.
+/// A change with its place and time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     pub file: usize,
@@ -36,11 +35,11 @@ pub struct Event {
     pub change: Change,
     pub submitted: u64,
     pub done: u64,
-    /// Durable once it is done.
+    /// Whether the change is durable once it is done.
     pub fua: bool,
 }
 
-/// What was done to a file before `submitted` is durable from `done` on.
+/// A flush: what was done to the file before `submitted` is durable from `done` on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flush {
     pub file: usize,
@@ -48,41 +47,41 @@ pub struct Flush {
     pub done: u64,
 }
 
-/// Everything that power cuts are made from.
+/// The log from which power cuts are simulated.
 #[derive(Clone, Default)]
 pub struct Log {
-    /// In the order in which they were done.
+    /// Changes in the order in which they were done.
     pub events: Vec<Event>,
     pub flushes: Vec<Flush>,
 }
 
-/// An operation that a worker waits for.
+/// A pending operation of a worker.
 pub struct Pending {
     pub worker: usize,
     pub file: usize,
     pub id: RequestId,
     submitted: u64,
-    /// It takes longer than most.
+    /// Whether the operation takes longer than most.
     pub slow: bool,
-    /// Of a write, as it was then.
+    /// The data of a write when it was submitted.
     bytes: Vec<u8>,
 }
 
-/// Which operations fail.
+/// The operations that fail.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// The number of the first, and how many.
+    /// The number of the first failing operation, and how many fail.
     pub first: u64,
     pub count: u64,
     pub errno: i32,
 }
 
-/// The server is killed in an operation: nothing happens after that.
+/// Kills the server in an operation. No operation has any effect after that.
 pub struct Kill {
     /// The operation's number.
     pub at: u64,
     pub memory: Option<Keepsake>,
-    /// What was in the memory then; none: it has not happened.
+    /// The contents of the memory at the kill; `None` before the kill.
     pub left: Option<Vec<u64>>,
 }
 
@@ -90,30 +89,31 @@ pub struct Kill {
 pub struct State {
     pub files: Vec<Pages>,
     pub pending: Vec<Pending>,
-    /// Operations that come now are held instead, until they are let go.
+    /// Whether new operations are held until [`State::let_go`].
     pub holding: bool,
     held: Vec<Pending>,
-    /// None: nothing is recorded.
+    /// The log, if changes are recorded.
     pub log: Option<Log>,
     pub fault: Option<Fault>,
-    /// No file can be longer.
+    /// Maximum length of the files in bytes.
     pub limit: Option<u64>,
-    /// Files are devices: they keep their lengths.
+    /// Whether the files are devices, which keep their lengths.
     pub device: bool,
-    /// Each flush of so many says that it is done, and does nothing; 0: none.
+    /// Every flush whose operation number is a multiple of this number claims success without
+    /// effect; 0 disables this.
     pub lies: u64,
-    /// The worker whose channels are being made.
+    /// The worker whose channels are being created.
     pub worker: usize,
-    /// Operations so far.
+    /// Number of operations so far.
     pub operations: u64,
-    /// Flushes so far.
+    /// Number of flushes so far.
     pub flushes: u64,
     pub kill: Option<Kill>,
     now: u64,
     rng: Option<Rng>,
 }
 
-/// Shared by files and by whoever decides what happens next.
+/// The state shared by the files and the run.
 pub struct World(Mutex<State>);
 
 impl World {
@@ -126,16 +126,16 @@ impl World {
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
-        // A test that has failed may have left it locked.
+        // A failed test may have poisoned the mutex.
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The next instant.
+    /// Advances the time and returns it.
     pub fn tick(&self) -> u64 {
         self.state().tick()
     }
 
-    /// The result, as a channel gets it, of one pending operation.
+    /// Carries out a pending operation. Returns the result as a channel receives it.
     pub fn carry_out(&self, pending: &Pending, request: &Request) -> i32 {
         let mut state = self.state();
         let (file, at) = (pending.file, request.at);
@@ -154,7 +154,7 @@ impl World {
             Op::Discard => state.discard(file, at, request.len, pending.submitted, request.fua),
             Op::Flush => state.flush(file, pending.submitted),
             Op::BlockStatus => state.counted(false).map(|()| {
-                // SAFETY: the request is in flight.
+                // SAFETY: the request is in flight, so its segments are valid.
                 let mut out = unsafe { Extents::of(&request.segments, request.len) };
                 state.files[file].describe(&mut out, at);
             }),
@@ -162,8 +162,8 @@ impl World {
         result.err().map_or(0, |errno| -errno)
     }
 
-    /// Nobody waits for a pending operation any more: it is done, or not, or
-    /// some of its sectors are.
+    /// Ends a pending operation that nobody waits for any more: it is done, not done, or done for
+    /// some of its sectors.
     pub fn abandon(&self, pending: &Pending, request: &Request) {
         let mut state = self.state();
         let (file, at, len) = (pending.file, request.at, request.len);
@@ -180,11 +180,11 @@ impl World {
             (Op::WriteZeroes, _) => state.zero(file, at, len, since, false),
             (Op::Discard, _) => state.discard(file, at, len, since, false),
         };
-        // Nobody hears of errors, either.
+        // Errors are not reported either.
         let _ = outcome;
     }
 
-    /// A request has come to a file.
+    /// Records an operation submitted to a file.
     pub fn submitted(&self, worker: usize, file: usize, id: RequestId, request: &Request) {
         let (at, len) = (request.at, request.len);
         let what = request.op;
@@ -220,7 +220,7 @@ impl World {
 }
 
 impl State {
-    /// What was held can happen.
+    /// Makes the held operations pending.
     pub fn let_go(&mut self) {
         self.holding = false;
         self.pending.append(&mut self.held);
@@ -235,7 +235,7 @@ impl State {
         self.rng.as_mut().expect("made with the world")
     }
 
-    /// Whether the next operation fails.
+    /// Counts an operation. Returns an error if the operation fails.
     fn counted(&mut self, takes_space: bool) -> Result<(), i32> {
         let number = self.operations;
         self.operations += 1;
@@ -282,7 +282,7 @@ impl State {
         }
         let fate = self.counted(true);
         if fate == Err(libc::EIO) {
-            // Some sectors may have been written all the same.
+            // Some sectors may have been written nevertheless.
             self.tear(file, at, bytes, submitted);
         }
         fate?;
@@ -290,7 +290,7 @@ impl State {
         Ok(())
     }
 
-    /// Writes some of the sectors.
+    /// Writes a random subset of the sectors.
     fn tear(&mut self, file: usize, at: u64, bytes: &[u8], submitted: u64) {
         for (n, sector) in bytes.chunks(SECTOR as usize).enumerate() {
             if self.rng().one_in(2) {
@@ -300,7 +300,7 @@ impl State {
         }
     }
 
-    /// The file does not become longer, as with fallocate(2).
+    /// Zeroes bytes. The file does not grow, as with fallocate(2).
     fn zero(
         &mut self,
         file: usize,
@@ -317,7 +317,7 @@ impl State {
         Ok(())
     }
 
-    /// Some storages make zeroes, some do nothing.
+    /// Discards bytes. At random, they become zeroes or stay unchanged.
     pub fn discard(
         &mut self,
         file: usize,
@@ -390,8 +390,8 @@ fn gather(request: &Request) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(request.len as usize);
     for segment in &request.segments {
         let base = segment.iov_base.cast::<u8>();
-        // SAFETY: whoever submits a request keeps its segments valid until it
-        // is complete.
+        // SAFETY: the submitter of a request keeps its segments valid until the request is
+        // complete.
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(base, segment.iov_len) });
     }
     bytes
@@ -401,8 +401,8 @@ fn scatter(request: &Request, mut bytes: &[u8]) {
     for segment in &request.segments {
         let (part, rest) = bytes.split_at(segment.iov_len);
         let base = segment.iov_base.cast::<u8>();
-        // SAFETY: whoever submits a request keeps its segments valid until it
-        // is complete.
+        // SAFETY: the submitter of a request keeps its segments valid until the request is
+        // complete.
         unsafe { base.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
         bytes = rest;
     }
