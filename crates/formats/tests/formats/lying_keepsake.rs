@@ -201,8 +201,8 @@ impl Liar<'_> {
     }
 }
 
-/// Returns the problems of structures that guest data never refers to: the header, the refcount table
-/// and blocks, and snapshots.
+/// Returns the problems of structures that guest data never refers to: the header, the refcount
+/// table and blocks, and snapshots.
 fn damage(made: &Made, world: &Arc<World>) -> Vec<String> {
     let file = Recorder::new(world.clone(), 0, &made.names[0]);
     let mut lines = Vec::new();

@@ -24,7 +24,8 @@ use std::path::Path;
 /// Creates an image of a disk of `size` bytes, rounded up to whole sectors, in `file`, whose
 /// contents are lost. Guest data is in `data_file` if the options name a data file, and is
 /// encrypted with `key` if they ask for encryption. The header is written last, after a flush, so
-/// that a file left by a crash is not an image.
+/// that a file left by a crash is not an image. On a device, an old qcow2 or QED header remains
+/// until then.
 pub fn create(
     file: &dyn ImageFile,
     data_file: Option<&dyn ImageFile>,
