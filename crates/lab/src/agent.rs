@@ -1,5 +1,6 @@
-//! The agent: runs scripts wherever it was started, a guest or something else that has our small
-//! user space. It is a shell's loop (`agent/agent.sh`) at the other end of a stream of lines.
+//! The agent, which runs shell scripts in a guest, or in another environment with the lab's small
+//! user space. The agent is a loop in a shell (`agent/agent.sh`) at the other end of a stream of
+//! lines.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,27 +11,28 @@ use crate::error::{Error, Result};
 use crate::lines::LineStream;
 use crate::process::tail_of;
 
-/// The agent itself, for busybox's shell.
+/// Source of the agent, for busybox's shell.
 pub(crate) const SCRIPT: &str = include_str!("agent/agent.sh");
-/// Printed on the console when it listens.
+/// Line that the agent prints on the console when it starts to listen.
 pub(crate) const READY: &str = "FATHOM-LAB READY";
-/// What it gets to tell why a script has not ended.
+/// Time that the agent may take, after a script's own timeout, to report why the script has not
+/// ended.
 pub(crate) const LATE: Duration = Duration::from_secs(60);
 
-/// What a script printed, and how it ended.
+/// Output and exit status of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// The script's exit status.
+    /// Exit status of the script.
     pub status: i32,
-    /// Standard output and error, in order.
+    /// Standard output and standard error, interleaved in the order of writing.
     pub text: String,
 }
 
-/// The host's end of the stream.
+/// The host's end of the agent's stream.
 #[derive(Debug)]
 pub(crate) struct Agent {
     lines: LineStream,
-    /// Of what it runs in: failures are told with its end.
+    /// Console of the agent's environment. Errors quote its last lines.
     console: Console,
     requests: u64,
 }
@@ -44,24 +46,23 @@ impl Agent {
         }
     }
 
-    /// Ends the stream: an agent that has inherited its own ends with it.
+    /// Closes the stream. An agent that has inherited its end of the stream then exits.
     pub fn hang_up(&self) -> io::Result<()> {
         self.lines.hang_up()
     }
 
-    /// Runs a shell script. One that does not end in time has status 124, and in its output what is
-    /// known there about it: requests in flight, blocked tasks.
+    /// Runs a shell script. If the script exceeds the timeout, its status is 124 and its output
+    /// holds the environment's diagnostics: requests in flight and blocked tasks.
     ///
     /// # Errors
-    /// When the agent does not answer; the script's own failure is in the output.
+    /// When the agent does not respond. A failure of the script itself is reported in the output.
     pub fn run(&mut self, script: &str, timeout: Duration) -> Result<Output> {
         let id = self.ask(script, timeout)?;
         let answer = self.answer(&id, Instant::now() + timeout + LATE)?;
         answer.ok_or_else(|| self.late(script, timeout))
     }
 
-    /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
-    /// printed.
+    /// Runs a shell script in which each command must succeed (`set -e`), and returns its output.
     ///
     /// # Errors
     /// Like [`run`](Self::run), and [`Error::Guest`] when the script fails.
@@ -73,7 +74,7 @@ impl Agent {
         Err(self.failed(script, &output))
     }
 
-    /// Sends a script; returns the request's id.
+    /// Sends a script and returns the id of the request.
     pub fn ask(&mut self, script: &str, timeout: Duration) -> Result<String> {
         self.requests += 1;
         let id = self.requests.to_string();
@@ -84,13 +85,13 @@ impl Agent {
         Ok(id)
     }
 
-    /// The answer to a request, `None` when it does not come before the deadline.
+    /// Waits for the response to a request. Returns `None` if none arrives before the deadline.
     pub fn answer(&mut self, id: &str, deadline: Instant) -> Result<Option<Output>> {
         loop {
             let Some(line) = self.lines.receive(deadline)? else {
                 return Ok(None);
             };
-            // Anything else is the late answer to a request that was given up.
+            // Any other line is a late response to a request that has timed out.
             let mut parts = line.splitn(3, ' ');
             if parts.next() == Some(id) {
                 return parse_answer(parts.next(), parts.next()).map(Some);
@@ -98,7 +99,7 @@ impl Agent {
         }
     }
 
-    /// The error of a script that was not answered in time.
+    /// Returns the error for a script whose response did not arrive in time.
     pub fn late(&self, script: &str, after: Duration) -> Error {
         Error::Timeout {
             what: format!("in the guest: `{}`", first_line(script)),
@@ -107,7 +108,7 @@ impl Agent {
         }
     }
 
-    /// The error of a script that must succeed and did not.
+    /// Returns the error for a script that had to succeed and failed.
     pub fn failed(&self, script: &str, output: &Output) -> Error {
         let console = self.console.tail().0;
         Error::Guest {

@@ -1,4 +1,4 @@
-//! Base64 (RFC 4648, section 4), in which scripts and answers go over the guest's serial line.
+//! Base64 (RFC 4648, section 4), the encoding of scripts and responses on the agent's stream.
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -29,7 +29,7 @@ pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
         count += 6;
         if count >= 8 {
             count -= 8;
-            data.push((bits >> count) as u8); // the oldest eight bits; younger ones stay
+            data.push((bits >> count) as u8); // the oldest eight bits; the newer bits stay
         }
     }
     Some(data)
@@ -39,7 +39,7 @@ pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// The vectors of RFC 4648, section 10.
+    /// Test vectors of RFC 4648, section 10.
     #[test]
     fn base64_matches_the_rfc() {
         let vectors = [

@@ -1,5 +1,5 @@
-//! A raw disk image that both kinds of firmware boot: a boot sector for the BIOS, and an EFI
-//! system partition with systemd-boot and the lab's Linux guest for UEFI.
+//! Builds a raw disk image that a BIOS and UEFI firmware can both boot. The image has a boot sector
+//! for the BIOS, and an EFI system partition with systemd-boot and the lab's Linux guest for UEFI.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::partitions::{self, EFI_SYSTEM, Partition, SECTOR};
 use crate::scratch::Scratch;
 
 const BOOT_SECTOR: &str = include_str!("guest/boot.S");
-/// Boot code ends where the disk signature of the partition table begins.
+/// Maximum size of the boot code in bytes: the partition table's disk signature follows it.
 const BOOT_CODE_MAX: usize = 440;
 const ESP_START: u64 = 2048;
 const ESP_SECTORS: u64 = 96 * 2048;
@@ -25,11 +25,11 @@ const LOADERS: &[&str] = &[
     "/lib/systemd/boot/efi/systemd-bootx64.efi",
 ];
 
-/// Makes the image at `path`. Under a BIOS it prints `line` on the serial console; under UEFI it
-/// boots the lab's guest for `machine`.
+/// Writes the image to `path`. Under a BIOS, the image prints `line` on the serial console. Under
+/// UEFI, it boots the lab's guest for `machine`.
 ///
 /// # Errors
-/// When a program, the boot loader or the kernel is missing, or `line` does not fit a sector.
+/// When a program, the boot loader or the kernel is missing, or `line` is longer than a sector.
 pub fn make(path: &Path, line: &str, machine: &Machine) -> Result<()> {
     let scratch = Scratch::small()?;
     let what = || format!("cannot write {}", path.display());

@@ -1,4 +1,4 @@
-//! A guest's serial console: collected from the first byte, searched for markers.
+//! Collects a guest's serial console from its first byte and searches it for markers.
 
 use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result, Tail};
 use crate::process::tail_of;
 
-/// A guest that prints without end must not eat the host's memory.
+/// Maximum size of the collected text in bytes. It bounds memory if a guest prints endlessly.
 const KEPT: usize = 8 << 20;
-/// Of what came later, it is not kept when.
+/// Maximum number of recorded arrival times. Text that arrives later has none.
 const ARRIVALS: usize = 1 << 16;
 
 #[derive(Debug, Default)]
@@ -21,19 +21,20 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     text: Vec<u8>,
-    /// How much was there, from when on.
+    /// Arrival times: the length of the text after each read, and the time of that read.
     arrivals: Vec<(usize, Instant)>,
     closed: bool,
 }
 
-/// What the guest has printed, filled by a thread until the other end closes.
+/// The collected console output. A thread appends to it until the other end closes.
 #[derive(Debug, Clone)]
 pub struct Console {
     shared: Arc<Shared>,
 }
 
 impl Console {
-    /// Starts collecting. With `FATHOM_LAB_VERBOSE` set, everything also goes to standard error.
+    /// Starts collecting. If `FATHOM_LAB_VERBOSE` is set, all output is also copied to standard
+    /// error.
     pub fn collect(mut source: impl Read + Send + 'static) -> Self {
         let shared = Arc::new(Shared::default());
         let console = Self {
@@ -62,17 +63,17 @@ impl Console {
         console
     }
 
-    /// Everything printed so far.
+    /// Returns the text collected so far.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&lock(&self.shared).text).into_owned()
     }
 
-    /// Where the console is now, to wait for what comes after.
+    /// Returns the current length of the text, as the `from` of a later wait.
     pub fn position(&self) -> usize {
         lock(&self.shared).text.len()
     }
 
-    /// When it was there up to the end of a marker, its first one.
+    /// Returns when the first occurrence of a marker was complete.
     pub fn seen_at(&self, marker: &str) -> Option<Instant> {
         let state = lock(&self.shared);
         let mut windows = state.text.windows(marker.len().max(1));
@@ -81,12 +82,13 @@ impl Console {
         state.arrivals.get(arrival).map(|(_, when)| *when)
     }
 
-    /// The last lines.
+    /// Returns the last lines.
     pub fn tail(&self) -> Tail {
         tail_of(&self.text())
     }
 
-    /// Waits until all is there that a guest has printed whose QEMU has ended.
+    /// Waits until the other end has closed, so that all output of a guest that has ended is
+    /// collected.
     pub(crate) fn wait_end(&self, timeout: Duration) {
         let state = lock(&self.shared);
         let is_open = |state: &mut State| !state.closed;
@@ -97,17 +99,17 @@ impl Console {
         );
     }
 
-    /// Waits for `marker` after `from` and returns the rest of its line.
+    /// Waits for `marker` at or after position `from` and returns the rest of its line.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the end of the console, also when the guest is gone.
+    /// [`Error::Timeout`] with the last lines of the console, also when the guest has ended.
     pub fn wait_for(&self, marker: &str, from: usize, timeout: Duration) -> Result<String> {
         let seen = self.wait_for_either([marker], from, timeout);
         seen.map(|(_, line)| line)
     }
 
-    /// Waits for the first of some markers to be there after `from`; returns which, and the rest of
-    /// its line. Of two that are there already it is the one that stands first in `markers`.
+    /// Waits for the first of several markers at or after position `from`. Returns the index of the
+    /// marker and the rest of its line. If several are present, the first in `markers` wins.
     ///
     /// # Errors
     /// Like [`wait_for`](Self::wait_for).
@@ -152,7 +154,7 @@ impl Console {
     }
 }
 
-/// What follows a marker on its line, once that line is complete.
+/// Returns the text between a marker and the end of its line, once the line is complete.
 fn line_after<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(marker)?;
     let (line, _) = rest.split_once('\n')?;
@@ -183,7 +185,7 @@ mod tests {
         guest.write_all(b"2\r\n").unwrap();
         assert_eq!(console.wait_for("RESULT ", 0, PATIENCE).unwrap(), "42");
         let here = console.position();
-        // Its two pieces did not come at once.
+        // The two pieces arrived at different times.
         let seen = |marker| console.seen_at(marker).unwrap();
         assert!(seen("RESULT 4") < seen("RESULT 42"));
         assert_eq!(seen("boo"), seen("booting"));

@@ -1,5 +1,5 @@
-//! Control groups that the lab has made, of either version (cgroups(7)): which limits this machine
-//! can set, groups with one limit, and the removal of groups whose processes have ended.
+//! Control groups that the lab creates, of version 1 or 2 (cgroups(7)). The module finds the limits
+//! that this machine supports, creates groups with one limit, and removes groups after use.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,17 +13,17 @@ const POLL: Duration = Duration::from_millis(10);
 const PERIOD_US: u64 = 100_000;
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// What processes of a group may do.
+/// A limit on the processes of a control group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
-    /// Of CPU time, in CPUs.
+    /// CPU time, in CPUs.
     Cpus(f64),
-    /// Reads a second from a block device, by its numbers.
+    /// Reads per second from a block device, which is named by its device numbers.
     Reads { device: (u32, u32), per_second: u64 },
 }
 
 impl Limit {
-    /// The controller in version 1 and in version 2, and what is written to which file of them.
+    /// For version 1 and version 2: the controller, the limit's file, and the value to write.
     fn parts(self) -> [(&'static str, &'static str, String); 2] {
         match self {
             Limit::Cpus(cpus) => {
@@ -46,7 +46,7 @@ impl Limit {
     }
 }
 
-/// A group of the lab's own with one limit. It is removed on drop, when its processes have ended.
+/// A control group of the lab with one limit. It is removed on drop, once its processes have ended.
 #[derive(Debug)]
 pub(crate) struct Limited {
     name: String,
@@ -54,10 +54,10 @@ pub(crate) struct Limited {
 }
 
 impl Limited {
-    /// Makes one without processes.
+    /// Creates a group without processes.
     ///
     /// # Errors
-    /// Without root's rights, or when no hierarchy has that controller.
+    /// When the caller is not root, or no hierarchy has the controller.
     pub fn new(limit: Limit) -> Result<Limited> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let [v1, v2] = limit.parts();
@@ -70,7 +70,8 @@ impl Limited {
             folder: mount.join(&name),
             name,
         };
-        // Of version 2 alone; where it is on already, or cannot be, the limit's file tells.
+        // Only version 2 has this file. If the controller is already enabled or cannot be enabled,
+        // the write of the limit succeeds or fails accordingly.
         let _ = fs::write(
             mount.join("cgroup.subtree_control"),
             format!("+{controller}"),
@@ -88,10 +89,10 @@ impl Limited {
         Ok(limited)
     }
 
-    /// Puts processes into it. What they start from then on is in it, too.
+    /// Moves processes into the group. Processes that they start later belong to it, too.
     ///
     /// # Errors
-    /// When one cannot be moved; those that have ended are left out.
+    /// When a process cannot be moved. Processes that have ended are skipped.
     pub fn take(&self, pids: impl IntoIterator<Item = u32>) -> Result<()> {
         let file = self.folder.join("cgroup.procs");
         for pid in pids {
@@ -110,13 +111,13 @@ impl Drop for Limited {
     }
 }
 
-/// Whether this machine can limit reads.
+/// Returns whether this machine can limit reads.
 pub(crate) fn can_limit_reads() -> bool {
     let found = hierarchy_with("blkio", false).or_else(|| hierarchy_with("io", true));
     found.is_some()
 }
 
-/// Where a hierarchy of that version is that has a controller.
+/// Returns the mount point of a hierarchy of that version that has a controller.
 fn hierarchy_with(controller: &str, is_v2: bool) -> Option<PathBuf> {
     let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
     let all = mounts.lines().filter_map(hierarchy);
@@ -129,7 +130,7 @@ fn hierarchy_with(controller: &str, is_v2: bool) -> Option<PathBuf> {
     found.map(|(mount, _)| mount)
 }
 
-/// Fails unless groups can be given a limit of that kind, `cpu` or `memory`.
+/// Fails unless groups can have a limit of that kind: `cpu` or `memory`.
 ///
 /// # Errors
 /// When no hierarchy has that controller.
@@ -147,8 +148,8 @@ fn none(controller: &str) -> Error {
     ))
 }
 
-/// Removes the groups of that name from every hierarchy. Their processes have ended, or are about
-/// to: the kernel takes a moment.
+/// Removes the groups of that name from every hierarchy. Retries while a group is busy, because the
+/// kernel removes ended processes with a delay.
 pub(crate) fn remove(name: &str) {
     let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
     for (mount, _) in mounts.lines().filter_map(hierarchy) {
@@ -166,8 +167,9 @@ pub(crate) fn remove(name: &str) {
     }
 }
 
-/// `31 23 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct`: where it is
-/// mounted, and its controllers, which version 2 has in a file.
+/// Parses a line of mountinfo into the mount point and the controllers, for example `31 23 0:28 /
+/// /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct`. Version 2 lists its controllers
+/// in a file instead, so they are `None`.
 fn hierarchy(line: &str) -> Option<(PathBuf, Option<Vec<String>>)> {
     let (mount, kind) = line.split_once(" - ")?;
     let mount = Path::new(mount.split(' ').nth(4)?).to_owned();
@@ -211,7 +213,7 @@ mod tests {
         let took = crate::process_tree::cpu_seconds(spinning.id()) - before;
         spinning.kill().unwrap();
         spinning.wait().unwrap();
-        // A machine with much to do may give it less.
+        // A busy machine may give it less.
         assert!(took < 0.4, "{took}");
         let folder = group.folder.clone();
         assert!(folder.exists());
@@ -240,7 +242,7 @@ mod tests {
         let begin = std::time::Instant::now();
         drop(reading.stdin.take());
         assert!(reading.wait().unwrap().success());
-        // A second, but for what the first moment allows.
+        // One second in theory, less the initial burst that the throttle allows.
         assert!(begin.elapsed() > Duration::from_millis(500));
     }
 

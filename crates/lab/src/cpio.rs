@@ -1,13 +1,13 @@
-//! Writes cpio archives in the "newc" format, the one the kernel unpacks as its initramfs
+//! Writes cpio archives in the "newc" format, which the kernel unpacks as its initramfs
 //! (Documentation/driver-api/early-userspace/buffer-format.rst in the kernel's tree).
 //!
-//! Done here because an archive with a device node needs no privilege this way.
+//! The lab has its own writer because an archive with a device node then needs no privilege.
 
 const MODE_DIR: u32 = 0o040_000;
 const MODE_FILE: u32 = 0o100_000;
 const MODE_CHAR: u32 = 0o020_000;
 
-/// An archive in memory.
+/// A cpio archive in memory.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -15,7 +15,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory. Parents must be added first.
+    /// Adds a directory. Its parents must be added first.
     pub fn dir(&mut self, name: &str) {
         self.entry(name, MODE_DIR | 0o755, (0, 0), &[]);
     }
@@ -30,7 +30,7 @@ impl Archive {
         self.entry(name, MODE_CHAR | 0o600, (major, minor), &[]);
     }
 
-    /// The finished archive.
+    /// Appends the trailer and returns the archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes
@@ -67,7 +67,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    /// The oracle is busybox's cpio, which shares nothing with this writer.
+    /// The oracle is busybox's cpio, which shares no code with this writer.
     #[test]
     fn busybox_unpacks_what_was_packed() {
         let mut archive = Archive::default();

@@ -1,5 +1,5 @@
-//! Bytes out of a guest over the virtio-serial port fathom.data: a program's output while it runs,
-//! or a folder as a tar archive.
+//! Transfers bytes out of a guest over the virtio-serial port fathom.data: a program's output while
+//! it runs, or a folder as a tar archive.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,20 +18,21 @@ use crate::lines::LineStream;
 use crate::pulse::{self, Pulse};
 
 const CHUNK: usize = 64 << 10;
-/// Chunks that wait for their reader before the guest is held back.
+/// Maximum number of unread chunks. When the queue is full, the guest's writes block.
 const WAITING: usize = 64;
 const POLL: Duration = Duration::from_millis(20);
 
-/// The host's end, read by a thread of its own.
+/// The host's end of the port. A thread reads it.
 #[derive(Debug)]
 pub(crate) struct DataPort {
     chunks: Receiver<Vec<u8>>,
-    /// A port of its own for the other way: the kernel lets one program open a port.
+    /// A second port for the direction into the guest: the kernel lets only one program open a
+    /// port.
     signal: UnixStream,
 }
 
 impl DataPort {
-    /// Connects to the sockets that QEMU makes for the ports.
+    /// Connects to the sockets that QEMU creates for the ports.
     pub fn connect(data: &Path, signal: &Path, timeout: Duration) -> Result<Self> {
         let stream = LineStream::connect(data, timeout)?.into_stream();
         let signal = LineStream::connect(signal, timeout)?.into_stream();
@@ -40,7 +41,7 @@ impl DataPort {
         Ok(Self { chunks, signal })
     }
 
-    /// What has come; nothing when nothing comes for a moment.
+    /// Returns the next chunk, or `None` if none arrives within [`POLL`].
     fn receive(&self) -> Result<Option<Vec<u8>>> {
         match self.chunks.recv_timeout(POLL) {
             Ok(chunk) => Ok(Some(chunk)),
@@ -51,19 +52,19 @@ impl DataPort {
         }
     }
 
-    /// The way into the guest: what is written here is read from /tmp/.ports/fathom.signal there.
+    /// Returns the stream into the guest, where /tmp/.ports/fathom.signal reads it.
     pub fn signal(&self) -> Result<UnixStream> {
         let what = || "cannot signal the guest".to_owned();
         self.signal.try_clone().context(what)
     }
 
-    /// Forgets what an earlier, abandoned transfer has left.
+    /// Discards chunks that an earlier, abandoned transfer has left.
     fn discard(&self) {
         while self.chunks.try_recv().is_ok() {}
     }
 }
 
-/// Ends when QEMU or the reader is gone.
+/// Forwards chunks until QEMU or the receiver is gone.
 fn forward(mut stream: UnixStream, sender: &SyncSender<Vec<u8>>) {
     let mut chunk = vec![0; CHUNK];
     while let Ok(n @ 1..) = stream.read(&mut chunk) {
@@ -74,19 +75,19 @@ fn forward(mut stream: UnixStream, sender: &SyncSender<Vec<u8>>) {
 }
 
 impl Guest {
-    /// Runs a shell script and hands on what it prints on standard output while it runs. The
-    /// output that is returned is what it printed on standard error.
+    /// Runs a shell script and passes its standard output to `sink` while the script runs. The
+    /// returned output is the script's standard error.
     ///
     /// # Errors
-    /// When the guest does not answer, its CPUs have stopped, `sink` fails, or the script does not end
-    /// in time; the script's own failure is in the status.
+    /// When the guest does not respond, its vCPUs have stopped, `sink` fails, or the script does
+    /// not end in time. A failure of the script itself is reported in the status.
     pub fn stream(
         &mut self,
         script: &str,
         timeout: Duration,
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<Output> {
-        // The port has no end of file, so the guest counts what it sends.
+        // The port has no end of file, so the guest counts the bytes that it sends.
         let script = format!(
             "{{ (\n{script}\n); echo $? >/tmp/.status; }} | tee /tmp/.ports/fathom.data | wc -c\n\
              exit $(cat /tmp/.status)"
@@ -120,9 +121,9 @@ impl Guest {
         }
     }
 
-    /// Runs a shell script and hands on every line that it prints on standard output; what `line`
-    /// answers to one is a line on the script's standard input. The output that is returned is
-    /// what it printed on standard error.
+    /// Runs a shell script and passes each line of its standard output to `line`. A line that
+    /// `line` returns is sent to the script's standard input. The returned output is the script's
+    /// standard error.
     ///
     /// # Errors
     /// Like [`stream`](Self::stream).
@@ -146,10 +147,10 @@ impl Guest {
         })
     }
 
-    /// Copies a folder of the guest's into a folder here.
+    /// Copies a folder of the guest into a folder on the host.
     ///
     /// # Errors
-    /// When there is no such folder, the guest does not answer, or the disk here is full.
+    /// When the guest has no such folder, the guest does not respond, or the host's disk is full.
     pub fn fetch(&mut self, dir: &str, into: &Path, timeout: Duration) -> Result<()> {
         let what = || format!("cannot unpack into {}", into.display());
         std::fs::create_dir_all(into).context(what)?;
@@ -180,7 +181,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Does what there is to be done when its CPUs have not run for so long.
+    /// Acts on vCPUs that have not run for `still`: wakes them with a key press, or fails after
+    /// [`pulse::LOST`].
     fn revive(&mut self, still: Duration) -> Result<()> {
         if still >= pulse::LOST {
             return Err(Error::Timeout {
@@ -191,7 +193,7 @@ impl Guest {
         }
         if still >= pulse::FAINT {
             eprintln!("the guest's CPUs stand still: they get an interrupt");
-            // A key that means nothing to the guest.
+            // A key that the guest ignores. It only causes an interrupt.
             let keys = json!({"keys": [{"type": "qcode", "data": "shift"}]});
             let _ = self.qmp("send-key", keys);
         }
@@ -204,14 +206,14 @@ impl Guest {
     }
 }
 
-/// Cuts what comes in pieces into lines.
+/// Splits a stream of chunks into lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     pending: Vec<u8>,
 }
 
 impl Lines {
-    /// Takes the next piece, and hands on the lines that it completes.
+    /// Appends a chunk, and passes each line that the chunk completes to `line`.
     pub fn push(&mut self, chunk: &[u8], line: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
         self.pending.extend_from_slice(chunk);
         while let Some(end) = self.pending.iter().position(|&b| b == b'\n') {
@@ -221,15 +223,15 @@ impl Lines {
         Ok(())
     }
 
-    /// What comes after the last line's end.
+    /// Returns the text after the last line end, if any.
     pub fn rest(self) -> Option<String> {
         let rest = String::from_utf8_lossy(&self.pending).into_owned();
         (!rest.is_empty()).then_some(rest)
     }
 }
 
-/// The answer without its last line, and the number of bytes that this line tells. A script that
-/// was given up tells none: then what has come is all there is.
+/// Returns the response without its last line, and the byte count in that line. A script that timed
+/// out reports no count; the count is then 0, so the transfer ends with the bytes received so far.
 fn split_count(output: &Output) -> Option<(Output, u64)> {
     let text = output.text.trim_end();
     let (text, count) = text.rsplit_once('\n').unwrap_or(("", text));

@@ -1,5 +1,5 @@
-//! An ext4 image made from a list of files, kept in a cache under a name that is a hash of what
-//! is in it.
+//! Builds ext4 images from lists of files. Images are cached under a name that has a hash of their
+//! contents.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,50 +12,50 @@ use crate::error::{Context, Error, Result};
 use crate::scratch::Scratch;
 use crate::{host, libraries};
 
-/// Changes when images are made in another way.
+/// Version of the image layout. Increase it when images are built differently.
 const LAYOUT: u32 = 4;
 
 #[derive(Debug)]
 enum Entry {
-    /// A file of this machine.
+    /// A copy of a file of the host.
     Copy(PathBuf),
-    /// A program that is made here.
+    /// An executable script with this text.
     Script(&'static str),
     Link(PathBuf),
     Dir,
 }
 
-/// What an image holds, by paths within it.
+/// Contents of an image, by paths within the image.
 #[derive(Debug, Default)]
 pub struct Contents {
     entries: BTreeMap<PathBuf, Entry>,
 }
 
 impl Contents {
-    /// Adds a file of this machine at its own path.
+    /// Adds a file of the host at the same path.
     pub fn file(&mut self, path: &Path) {
         self.file_as(path, path);
     }
 
-    /// Adds a file of this machine at another path.
+    /// Adds a file of the host at another path.
     pub fn file_as(&mut self, from: &Path, to: &Path) {
         self.insert(to, Entry::Copy(from.to_owned()));
     }
 
-    /// Adds a program at `to`, and its libraries at their own paths.
+    /// Adds a program at `to`, and its libraries at the same paths as on the host.
     ///
     /// # Errors
-    /// When it cannot be read or a library is missing.
+    /// When the program cannot be read or a library is missing.
     pub fn program(&mut self, from: &Path, to: &Path) -> Result<()> {
         self.libraries(from)?;
         self.file_as(from, to);
         Ok(())
     }
 
-    /// Adds the libraries of a program at their own paths.
+    /// Adds the libraries of a program at the same paths as on the host.
     ///
     /// # Errors
-    /// When it cannot be read or a library is missing.
+    /// When the program cannot be read or a library is missing.
     pub fn libraries(&mut self, program: &Path) -> Result<()> {
         for library in libraries::of(program)? {
             self.file(&library);
@@ -73,7 +73,7 @@ impl Contents {
         self.insert(Path::new(at), Entry::Link(PathBuf::from(target)));
     }
 
-    /// Adds a directory; those of files are added by themselves.
+    /// Adds a directory. The parents of files need not be added.
     pub fn dir(&mut self, path: &str) {
         self.insert(Path::new(path), Entry::Dir);
     }
@@ -83,7 +83,8 @@ impl Contents {
         self.entries.insert(to.to_owned(), entry);
     }
 
-    /// The image in the cache, made when it is not there yet; older ones of the same name go.
+    /// Returns the path of the cached image. If it does not exist, creates it and removes older
+    /// images of the same name.
     ///
     /// # Errors
     /// When a file cannot be read or the image cannot be made.
@@ -91,7 +92,7 @@ impl Contents {
         let cache = host::cache_dir()?;
         let path = cache.join(format!("{name}-{:016x}.img", self.key()?));
         if !path.exists() {
-            // Under its own name only when complete: two labs may start at once.
+            // The image gets its final name only when complete, because two labs may start at once.
             let stage = Scratch::within(&cache)?;
             let unfinished = stage.path().join("image");
             self.make(stage.path(), &unfinished)?;
@@ -102,7 +103,7 @@ impl Contents {
         Ok(path)
     }
 
-    /// Makes the image; `scratch` takes a copy of everything in it.
+    /// Writes the image. `scratch` temporarily holds a copy of all its contents.
     ///
     /// # Errors
     /// When a file cannot be read or the image cannot be made.
@@ -117,7 +118,7 @@ impl Contents {
         make_ext4(image, Some(&root), kib)
     }
 
-    /// What changes whenever the image has to.
+    /// Returns a hash that changes whenever the image must be rebuilt.
     fn key(&self) -> Result<u64> {
         let mut hasher = DefaultHasher::new();
         LAYOUT.hash(&mut hasher);
@@ -138,7 +139,7 @@ impl Contents {
     }
 }
 
-/// Puts an entry into the folder that the image is made of; returns its bytes.
+/// Copies an entry into the folder from which the image is built, and returns its size in bytes.
 fn place(entry: &Entry, to: &Path) -> Result<u64> {
     let what = || format!("cannot create {}", to.display());
     let dir = if matches!(entry, Entry::Dir) {
@@ -163,10 +164,10 @@ fn place(entry: &Entry, to: &Path) -> Result<u64> {
     }
 }
 
-/// Makes an ext4 file system of `kib` KiB in the file `image`, with the files of `root`.
+/// Creates an ext4 file system of `kib` KiB in the file `image`, with the files of `root`.
 ///
 /// # Errors
-/// When mke2fs is missing or fails: the disk may be full.
+/// When mke2fs is missing or fails, for example because the disk is full.
 pub fn make_ext4(image: &Path, root: Option<&Path>, kib: u64) -> Result<()> {
     let mut command = Command::new(host::program("mke2fs")?);
     command.args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0"]);
@@ -197,10 +198,10 @@ fn remove_older(cache: &Path, name: &str, keep: &Path) {
     }
 }
 
-/// Creates a sparse file of that size, replacing what was there.
+/// Creates a sparse file of that size and replaces an existing one.
 ///
 /// # Errors
-/// When it cannot be created.
+/// When the file cannot be created.
 pub fn sparse(path: &Path, bytes: u64) -> Result<()> {
     let what = || format!("cannot create {}", path.display());
     File::create(path)
@@ -226,7 +227,7 @@ mod tests {
         let image = dir.path().join("image");
         contents.make(dir.path(), &image).unwrap();
 
-        // The oracle: e2fsprogs' own reader.
+        // The oracle is e2fsprogs' own reader.
         let image = image.to_string_lossy();
         let ask = |request: &str| host::run("debugfs", &["-R", request, &image]).unwrap();
         assert_eq!(ask("cat /etc/file"), "some text");

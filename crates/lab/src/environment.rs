@@ -1,4 +1,4 @@
-//! What a run's environment block says of the machine that this runs on.
+//! The description of this machine in a run's environment block.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::host::{self, Accelerator};
 
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
-/// What a run says of where it happens: this machine and this program.
+/// Returns the environment of a run: this machine and the version of this program.
 pub fn here(trace_clock: &str) -> Environment {
     Environment {
         host: machine(trace_clock),
@@ -19,7 +19,7 @@ pub fn here(trace_clock: &str) -> Environment {
     }
 }
 
-/// The same, with what would run its guests.
+/// Returns the same environment with the accelerator and version of QEMU.
 pub fn with_guests() -> Environment {
     let version = host::qemu_version().ok();
     Environment {
@@ -29,7 +29,7 @@ pub fn with_guests() -> Environment {
     }
 }
 
-/// The machine that this runs on; `trace_clock` is the clock of its trace events.
+/// Describes this machine. `trace_clock` is the clock of its trace events.
 pub fn machine(trace_clock: &str) -> Machine {
     let read = |path: &str| {
         fs::read_to_string(path)
@@ -47,13 +47,13 @@ pub fn machine(trace_clock: &str) -> Machine {
     }
 }
 
-/// Whether this machine is itself emulated: then its times are stretched, and unevenly.
+/// Returns whether this machine is itself emulated: its times are then stretched, and unevenly.
 pub fn is_stretched() -> bool {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     cpu_model(&cpuinfo).is_some_and(|model| model.contains("TCG"))
 }
 
-/// Whether a folder's file system is in memory, where direct I/O measures nothing.
+/// Returns whether a folder's file system is in memory, where direct I/O measures nothing.
 pub fn is_in_memory(dir: &Path) -> bool {
     /// TMPFS_MAGIC and RAMFS_MAGIC of linux/magic.h.
     const MEMORY: &[i64] = &[0x0102_1994, 0x8584_58f6];

@@ -1,4 +1,4 @@
-//! What can go wrong in the lab, said so that the reader knows what to do about it.
+//! Errors of the lab, worded so that the reader knows what to do.
 
 use fathom_units::cause;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The last lines of a guest's serial console or of a process's log, printed under an error.
+/// Last lines of a guest's serial console or of a process's log, printed below an error.
 #[derive(Debug, Clone, Default)]
 pub struct Tail(pub String);
 
@@ -22,87 +22,87 @@ impl fmt::Display for Tail {
 /// A failure of the lab itself, of the virtual machine, or of what ran in the guest.
 #[derive(thiserror::Error)]
 pub enum Error {
-    /// Something that the lab needs is not installed.
+    /// A program, package or file that the lab needs is not installed.
     #[error("{what} not found: {hint}")]
     Missing {
         /// The program, package or file.
         what: String,
-        /// How to get it.
+        /// How to install it.
         hint: &'static str,
     },
-    /// A program is older than what the lab needs.
+    /// A program is older than the lab requires.
     #[error("{what} is too old: {least} or newer is needed ({hint})")]
     TooOld {
         /// The program and its version.
         what: String,
-        /// The first version that will do.
+        /// Oldest version that is sufficient.
         least: String,
-        /// How to get it.
+        /// How to install it.
         hint: &'static str,
     },
     /// A system call of the lab failed.
     #[error("{what}: {}", cause(source))]
     Io {
-        /// What was being done, with the path.
+        /// The attempted operation, with the path.
         what: String,
-        /// The system's reason.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// A program of the host ended with a failure.
+    /// A program on the host failed.
     #[error("{program} failed ({status}){tail}")]
     Program {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// How it ended.
+        /// Exit status or signal.
         status: String,
-        /// The end of what it printed.
+        /// Last lines of its output.
         tail: Tail,
     },
-    /// Something did not happen in time.
+    /// An event did not happen in time.
     #[error("{what}: nothing after {} s{tail}", after.as_secs_f32())]
     Timeout {
-        /// What was waited for.
+        /// The awaited event.
         what: String,
-        /// How long.
+        /// The timeout.
         after: Duration,
-        /// The end of the console or log.
+        /// Last lines of the console or log.
         tail: Tail,
     },
-    /// The guest's kernel gave up.
+    /// The guest's kernel panicked.
     #[error("the guest's kernel panicked: {reason}{tail}")]
     Panic {
-        /// Its words.
+        /// Message of the panic.
         reason: String,
-        /// The end of the console.
+        /// Last lines of the console.
         tail: Tail,
     },
-    /// QEMU answered a QMP command with an error.
+    /// QEMU replied to a QMP command with an error.
     #[error("QMP {command}: {description}")]
     Qmp {
-        /// The command.
+        /// Name of the command.
         command: String,
-        /// QEMU's words.
+        /// QEMU's description of the error.
         description: String,
     },
-    /// A script in the guest ended with a failure.
+    /// A script in the guest failed.
     #[error("in the guest: `{script}` ended with status {status}{tail}")]
     Guest {
-        /// The script's first line.
+        /// First line of the script.
         script: String,
-        /// Its exit status.
+        /// Exit status of the script.
         status: i32,
-        /// The end of what it printed and of the console.
+        /// Last lines of the script's output and of the console.
         tail: Tail,
     },
     /// The run in the KVM host failed.
     #[error("in the KVM host: {what}{tail}")]
     Inner {
-        /// Its own words.
+        /// Error of the inner run.
         what: String,
-        /// What it said before.
+        /// Last lines of the inner run's output.
         tail: Tail,
     },
-    /// A peer spoke something unexpected.
+    /// The other side of a connection violated the protocol.
     #[error("{0}")]
     Protocol(String),
     /// A run directory cannot be written or read.
@@ -111,7 +111,7 @@ pub enum Error {
     /// The benchmark cannot run.
     #[error(transparent)]
     Load(#[from] fathom_load::Error),
-    /// The file is there but cannot be what it is said to be.
+    /// The file exists but is not usable for its purpose.
     #[error("{path}: {reason}")]
     Unusable {
         /// The file.
@@ -121,17 +121,17 @@ pub enum Error {
     },
 }
 
-/// The same words as for people: a test that unwraps prints the guest's console readably.
+/// Prints like `Display`, so that a test that unwraps shows the guest's console readably.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// The lab's results.
+/// Result of the lab's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Adds what was being done to an I/O error.
+/// Adds a description of the attempted operation to an I/O error.
 pub(crate) trait Context<T> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 }

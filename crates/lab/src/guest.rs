@@ -1,4 +1,4 @@
-//! A running guest: its console, its agent, its monitor.
+//! A running guest with its console, agent and QMP monitor.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,30 +21,32 @@ use crate::qmp::Qmp;
 use crate::scratch::Scratch;
 use crate::tools;
 
-/// What a kernel says whose timer has gone.
+/// Kernel message after the guest's timer has stopped.
 pub(crate) const NO_TIMER: &str = "Possible timer handling issue";
-/// How QEMU ends now and then that emulates on several threads (seen with 10.0): one CPU maps a device while another
-/// one looks for it. It is at the boot that devices are mapped, and the guest has done nothing yet.
+/// Message of an assertion that sometimes ends QEMU with multi-threaded TCG (seen with 10.0): one
+/// CPU maps a device while another looks it up. Devices are mapped at boot, when the guest has done
+/// nothing yet.
 const RACE: &str = "iotlb_to_section: Assertion";
-/// So often such a machine is started again.
+/// Number of times a machine is restarted after [`RACE`].
 const AGAIN: usize = 2;
-/// A guest whose timer has gone so often will not find it again.
+/// Maximum number of resets after [`NO_TIMER`]. More resets have never restored the timer.
 const RESETS: usize = 2;
 const CONNECT: Duration = Duration::from_secs(30);
-/// What QEMU gets to end when it has hung up.
+/// Time for QEMU to exit after it has closed its sockets.
 const CLOSING: Duration = Duration::from_secs(20);
 
-/// A virtual machine that has been started. It is killed, and its files removed, on drop.
+/// A virtual machine that has been started. On drop, QEMU is killed and the machine's files are
+/// removed.
 #[derive(Debug)]
 pub struct Guest {
-    // Fields are dropped in order: QEMU goes before its directory.
+    // Fields are dropped in order: QEMU must end before its directory is removed.
     qemu: Process,
     console: Console,
     qmp: Qmp,
     agent: Agent,
     data: DataPort,
     monitor: PathBuf,
-    /// Ids, and PCI addresses.
+    /// Ids and PCI addresses of the disks.
     disks: Vec<(String, String)>,
     patience: Duration,
     started: Instant,
@@ -53,12 +55,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts the machine and waits until its agent answers; with [`Boot::SeaBios`], which boots
-    /// no Linux, only until QEMU runs.
+    /// Starts the machine and waits until its agent responds. [`Boot::SeaBios`] boots no Linux, so
+    /// the function then waits only until QEMU runs.
     ///
     /// # Errors
-    /// When something is missing, QEMU refuses, or the guest does not come up within the machine's
-    /// patience; the error has the end of the console or of what QEMU said.
+    /// When a program or file is missing, QEMU fails, or the guest does not boot within the
+    /// machine's `patience`. The error has the last lines of the console or of QEMU's log.
     pub fn boot(machine: &Machine) -> Result<Self> {
         for _ in 0..AGAIN {
             match Self::boot_once(machine) {
@@ -77,10 +79,10 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Starts the machine and waits for nothing but QEMU's monitor.
+    /// Starts the machine and waits only for QEMU's monitor.
     ///
     /// # Errors
-    /// When something is missing or QEMU refuses.
+    /// When a program or file is missing or QEMU fails.
     pub fn start(machine: &Machine) -> Result<Self> {
         if machine.disks.len() > MAX_DISKS {
             return Err(Error::Protocol(format!(
@@ -139,14 +141,14 @@ impl Guest {
         })
     }
 
-    /// Waits until the agent of a guest that boots (again) is there; `from` is the console's
+    /// Waits until the agent of a booting or rebooting guest is ready. `from` is the console's
     /// [position](Console::position) before the boot.
     ///
-    /// A processor that QEMU emulates may come up without its timer beside other load; its kernel
-    /// waits for good, whatever its disks do. Such a guest is reset.
+    /// Under load, an emulated CPU may start without its timer. The kernel then hangs forever,
+    /// independently of its disks. This function resets such a guest.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the end of the console.
+    /// [`Error::Timeout`] with the last lines of the console.
     pub fn wait_ready(&mut self, mut from: usize) -> Result<()> {
         for _ in 0..RESETS {
             let seen = self
@@ -163,11 +165,11 @@ impl Guest {
         self.explain(ready.map_err(not_booted)).map(drop)
     }
 
-    /// Runs a shell script in the guest. One that does not end in time has status 124, and in its
-    /// output what the guest knows about it: requests in flight, blocked tasks.
+    /// Runs a shell script in the guest. If the script exceeds the timeout, its status is 124 and
+    /// its output holds the guest's diagnostics: requests in flight and blocked tasks.
     ///
     /// # Errors
-    /// When the guest does not answer; the script's own failure is in the output.
+    /// When the guest does not respond. A failure of the script itself is reported in the output.
     pub fn run(&mut self, script: &str, timeout: Duration) -> Result<Output> {
         let output = self.agent.run(script, timeout);
         self.explain(output)
@@ -186,8 +188,7 @@ impl Guest {
         explain(result, &mut self.qemu).map_err(|error| with_console(error, console))
     }
 
-    /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
-    /// printed.
+    /// Runs a shell script in which each command must succeed (`set -e`), and returns its output.
     ///
     /// # Errors
     /// Like [`run`](Self::run), and [`Error::Guest`] when the script fails.
@@ -196,10 +197,10 @@ impl Guest {
         self.explain(text)
     }
 
-    /// The block device of a disk in the guest, by the machine's id for it.
+    /// Returns the guest's block device for a disk, which is named by its id in the machine.
     ///
     /// # Errors
-    /// When there is no such disk, or the guest does not see it.
+    /// When the machine has no such disk, or the guest does not see it.
     pub fn device(&mut self, id: &str) -> Result<String> {
         let Some((_, address)) = self.disks.iter().find(|(disk, _)| disk == id) else {
             return Err(Error::Protocol(format!("the machine has no disk '{id}'")));
@@ -214,7 +215,8 @@ impl Guest {
     /// Runs one QMP command.
     ///
     /// # Errors
-    /// [`Error::Qmp`] when QEMU refuses, or the end of QEMU's log when it is gone.
+    /// [`Error::Qmp`] when QEMU replies with an error, or the last lines of QEMU's log when it has
+    /// ended.
     pub fn qmp(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let answer = self.qmp.execute(command, arguments);
         explain(answer, &mut self.qemu)
@@ -223,16 +225,16 @@ impl Guest {
     /// Waits for a QMP event and returns its data.
     ///
     /// # Errors
-    /// A timeout, or the end of QEMU's log when it is gone.
+    /// A timeout, or the last lines of QEMU's log when it has ended.
     pub fn wait_event(&mut self, name: &str, timeout: Duration) -> Result<Value> {
         let event = self.qmp.wait_event(name, timeout);
         explain(event, &mut self.qemu)
     }
 
-    /// Restarts the guest from inside and waits until it is up again.
+    /// Reboots the guest from inside and waits until its agent is ready.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When the guest does not boot.
     pub fn reboot(&mut self) -> Result<()> {
         let from = self.console.position();
         self.run(
@@ -242,10 +244,10 @@ impl Guest {
         self.wait_ready(from)
     }
 
-    /// Powers the guest off from inside and waits for QEMU to end.
+    /// Powers the guest off from inside and waits for QEMU to exit.
     ///
     /// # Errors
-    /// When QEMU still runs after a minute, or ended with a failure.
+    /// When QEMU still runs after a minute, or exited with a failure.
     pub fn power_off(&mut self) -> Result<()> {
         self.run(
             "(sleep 0.2; poweroff -f) >/dev/null 2>&1 &",
@@ -258,13 +260,14 @@ impl Guest {
         self.qemu.expect_running()
     }
 
-    /// Powers the guest off from inside at once; when it had, and when QEMU had ended.
+    /// Powers the guest off from inside without delay. Returns when the guest was off, and when
+    /// QEMU had exited.
     ///
     /// # Errors
-    /// When one of them does not within a minute.
+    /// When one of the two takes longer than a minute.
     pub fn power_off_now(&mut self) -> Result<(Instant, Instant)> {
         const MINUTE: Duration = Duration::from_secs(60);
-        // It does not come to an answer.
+        // The script never responds, because `poweroff` replaces it.
         self.agent.ask("exec poweroff -f", MINUTE)?;
         self.wait_event("SHUTDOWN", MINUTE)?;
         let off = Instant::now();
@@ -275,12 +278,12 @@ impl Guest {
         Ok((off, Instant::now()))
     }
 
-    /// When QEMU was started, and when its monitor answered.
+    /// Returns when QEMU was started, and when its monitor accepted the connection.
     pub fn begin(&self) -> (Instant, Instant) {
         (self.started, self.connected)
     }
 
-    /// Ends QEMU through its monitor, as a host does that wants it gone.
+    /// Ends QEMU through its monitor, like a host that removes the machine.
     ///
     /// # Errors
     /// When QEMU still runs after half a minute.
@@ -294,12 +297,12 @@ impl Guest {
         &self.console
     }
 
-    /// What QEMU said on standard error.
+    /// Returns QEMU's standard error.
     pub fn qemu_log(&self) -> String {
         self.qemu.log()
     }
 
-    /// A QMP socket that the lab does not use itself.
+    /// Returns the path of a QMP socket that the lab itself does not use.
     pub fn monitor(&self) -> &Path {
         &self.monitor
     }
@@ -310,7 +313,7 @@ impl Guest {
     }
 }
 
-/// Waits until QEMU has made a socket, but not for one that has ended.
+/// Waits until QEMU has created a socket. Fails if QEMU has exited.
 fn wait_for(socket: &Path, qemu: &mut Process) -> Result<()> {
     let deadline = Instant::now() + CONNECT;
     while !socket.exists() && Instant::now() < deadline {
@@ -334,7 +337,7 @@ fn not_booted(error: Error) -> Error {
     }
 }
 
-/// A failure to talk to QEMU is best explained by QEMU's own last words.
+/// Replaces a communication error with QEMU's own last messages if QEMU has exited.
 fn explain<T>(result: Result<T>, qemu: &mut Process) -> Result<T> {
     match result {
         Err(error @ (Error::Io { .. } | Error::Protocol(_) | Error::Timeout { .. }))
@@ -347,8 +350,9 @@ fn explain<T>(result: Result<T>, qemu: &mut Process) -> Result<T> {
     }
 }
 
-/// QEMU that ended because its guest did (a panic, with -no-reboot) has nothing to say itself; a
-/// guest that boots again after a panic does so for ever.
+/// Replaces an error with the guest's kernel panic if there was one. After a panic, QEMU exits
+/// without a message (-no-reboot), or the guest reboots again and again. Otherwise the console's
+/// last lines are added to QEMU's.
 fn with_console(error: Error, console: &Console) -> Error {
     if let Error::Program { .. } = error {
         console.wait_end(CLOSING);
@@ -372,15 +376,15 @@ fn with_console(error: Error, console: &Console) -> Error {
     }
 }
 
-/// Why the guest's kernel panicked, in its own words, if it did.
+/// Returns the message of the guest's kernel panic, if there was one.
 fn panic(console: &Console) -> Option<String> {
     let text = console.text();
     let (_, rest) = text.rsplit_once("Kernel panic - not syncing: ")?;
     Some(rest.lines().next()?.trim().to_owned())
 }
 
-/// QEMU's sockets close before its process can be waited for: by a moment, or, where the machine is
-/// busy and the kernel has much of its memory to free, by seconds.
+/// Returns whether QEMU has exited. Its sockets close before the process can be waited for. The
+/// delay is short, or seconds if the machine is busy and the kernel must free much memory.
 fn is_gone(qemu: &mut Process, error: &Error) -> bool {
     let patience = match error {
         Error::Timeout { .. } => Duration::from_millis(200),

@@ -1,4 +1,4 @@
-//! What this machine offers: programs, QEMU's version, hardware virtualisation.
+//! Capabilities of this machine: programs, QEMU's version, hardware virtualisation.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ use crate::words::words;
 const SETUP: &str = "run `make setup`";
 
 words! {
-    /// How QEMU runs the guest's instructions.
+    /// How QEMU executes the guest's instructions.
     pub enum Accelerator {
         /// Hardware virtualisation.
         Kvm = "kvm",
-        /// QEMU's own translator: works everywhere, tens of times slower.
+        /// QEMU's translator: works everywhere, but is tens of times slower.
         Tcg = "tcg",
     }
 }
 
 impl Accelerator {
-    /// Chooses KVM only where it is usable *and* the CPU has hardware virtualisation: some hosts
-    /// offer /dev/kvm and emulate every instruction, and no Linux guest gets through its boot.
+    /// Chooses KVM only if it is usable *and* the CPU has hardware virtualisation. Some hosts offer
+    /// /dev/kvm but emulate every instruction, so that no Linux guest completes its boot.
     pub fn detect() -> Self {
         let usable = OpenOptions::new()
             .read(true)
@@ -45,7 +45,7 @@ impl Accelerator {
     }
 }
 
-/// Whether the CPU's hardware virtualisation is Intel's.
+/// Returns whether the CPU has Intel's hardware virtualisation.
 pub fn has_vmx() -> bool {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     flags(&cpuinfo).any(|flag| flag == "vmx")
@@ -60,10 +60,10 @@ fn flags(cpuinfo: &str) -> impl Iterator<Item = &str> {
     lines.flat_map(str::split_whitespace)
 }
 
-/// Finds a program in PATH and the system directories that PATH of an ordinary user lacks.
+/// Finds a program in PATH and in the system directories that an ordinary user's PATH lacks.
 ///
 /// # Errors
-/// [`Error::Missing`] with the way to get it.
+/// [`Error::Missing`] with the way to install it.
 pub fn program(name: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -76,7 +76,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
         })
 }
 
-/// What is made once and can be made again, this user's.
+/// Returns this user's cache directory, for files that can be recreated. Creates it if needed.
 ///
 /// # Errors
 /// When it cannot be created.
@@ -90,7 +90,7 @@ pub fn cache_dir() -> Result<PathBuf> {
     Ok(cache)
 }
 
-/// Finds the first of several files, for what distributions put into different places.
+/// Returns the first file that exists, for files whose location depends on the distribution.
 ///
 /// # Errors
 /// [`Error::Missing`] naming `what`.
@@ -105,10 +105,10 @@ pub fn first_file(what: &str, candidates: &[&str]) -> Result<PathBuf> {
         })
 }
 
-/// Bytes of memory that this machine's kernel could give away.
+/// Returns the bytes of memory that the kernel estimates as available to new programs.
 ///
 /// # Errors
-/// When it does not say it.
+/// When /proc/meminfo cannot be read or has no such line.
 pub fn available_memory() -> Result<u64> {
     let path = "/proc/meminfo";
     let text = fs::read_to_string(path).context(|| format!("cannot read {path}"))?;
@@ -118,10 +118,10 @@ pub fn available_memory() -> Result<u64> {
     Ok(kib.saturating_mul(1024))
 }
 
-/// The block device that is mounted on a folder.
+/// Returns the block device that is mounted on a folder.
 ///
 /// # Errors
-/// When none is.
+/// When no block device is mounted there.
 pub fn disk_on(folder: &str) -> Result<PathBuf> {
     let path = "/proc/mounts";
     let text = fs::read_to_string(path).context(|| format!("cannot read {path}"))?;
@@ -133,10 +133,10 @@ pub fn disk_on(folder: &str) -> Result<PathBuf> {
     disk.ok_or_else(|| Error::Protocol(format!("no disk is mounted on {folder}")))
 }
 
-/// Runs a host program to its end and returns what it printed on standard output.
+/// Runs a program on the host to its end and returns its standard output.
 ///
 /// # Errors
-/// When it is missing, cannot be started, or fails; the error has the end of its output.
+/// When the program is missing, cannot be started, or fails. The error has its output.
 pub fn run(name: &str, args: &[&str]) -> Result<String> {
     let output = Command::new(program(name)?)
         .args(args)
@@ -154,7 +154,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<String> {
     })
 }
 
-/// Fails unless QEMU is at least that new.
+/// Fails unless QEMU has at least that version.
 ///
 /// # Errors
 /// When it is missing or older.
@@ -170,10 +170,10 @@ pub fn need_qemu(least: (u32, u32)) -> Result<()> {
     })
 }
 
-/// Fails unless so many huge pages of 2 MiB are free.
+/// Fails unless at least `count` huge pages of 2 MiB are free.
 ///
 /// # Errors
-/// When there are fewer, with the way to get them.
+/// When fewer are free. The error says how to reserve them.
 pub fn need_huge_pages(count: u64) -> Result<()> {
     const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
     let free = fs::read_to_string(POOL).unwrap_or_default();
@@ -187,12 +187,12 @@ pub fn need_huge_pages(count: u64) -> Result<()> {
     }
 }
 
-/// QEMU's version as (major, minor).
+/// Returns QEMU's version as (major, minor).
 ///
 /// # Errors
 /// When QEMU is missing or prints no version.
 pub fn qemu_version() -> Result<(u32, u32)> {
-    // Each cell of a plan asks.
+    // Cached, because each cell of a plan needs the version.
     static KNOWN: OnceLock<(u32, u32)> = OnceLock::new();
     match KNOWN.get() {
         Some(version) => Ok(*version),

@@ -1,4 +1,4 @@
-//! The guest's first file system: busybox, the modules, and the agent that runs scripts.
+//! Builds the guest's initramfs: busybox, the modules, and the agent that runs scripts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,10 +12,10 @@ use crate::machine::Machine;
 use crate::{agent, host, libraries};
 
 const INIT: &str = include_str!("guest/init.sh");
-/// Finds a disk by its PCI address.
+/// Script that finds a disk by its PCI address.
 pub const DISK: &str = include_str!("guest/disk.sh");
 
-/// Packs an initramfs for `kernel` with what `machine` wants in it.
+/// Packs an initramfs for `kernel` with the modules and programs of `machine`.
 ///
 /// # Errors
 /// When busybox, a module or a program is missing.
@@ -25,7 +25,7 @@ pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Packs an initramfs, with these programs in it, for a kernel that has all that it needs built in.
+/// Packs an initramfs with these programs for a kernel that has all needed drivers built in.
 ///
 /// # Errors
 /// When busybox or a program is missing.
@@ -40,7 +40,7 @@ pub fn without_modules(programs: Vec<PathBuf>) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// What all guests have, and modules as (file name, contents), in loading order.
+/// Packs the files that all guests have, and modules as (file name, contents) in loading order.
 fn base(modules: &[(String, Vec<u8>)]) -> Result<Archive> {
     let mut archive = Archive::default();
     for dir in ["bin", "dev", "etc", "modules", "sysroot"] {
@@ -62,12 +62,12 @@ fn base(modules: &[(String, Vec<u8>)]) -> Result<Archive> {
     Ok(archive)
 }
 
-/// Where programs and their libraries are beside the tools, which have /lib and /usr.
+/// Folder of the programs and their libraries when the tools disk provides /lib and /usr.
 const ASIDE: &str = "programs";
 
-/// Programs go to /bin, their libraries to their own paths: nothing has to be built for guests.
-/// Beside the tools all of them go to a place of their own, and to /bin a script that names the
-/// program's loader and libraries.
+/// Adds programs to /bin and their libraries at the same paths as on the host, so that no program
+/// is built for guests. With the tools disk, programs and libraries go to a folder of their own. A
+/// script in /bin then starts the program with its own loader and libraries.
 fn add_programs(archive: &mut Archive, machine: &Machine) -> Result<()> {
     let base = Path::new(if machine.tools { ASIDE } else { "" });
     let (mut needed, mut files) = (BTreeSet::new(), Vec::new());
@@ -90,7 +90,7 @@ fn add_programs(archive: &mut Archive, machine: &Machine) -> Result<()> {
     }
     let parents = files.iter().flat_map(|(path, _)| path.ancestors().skip(1));
     let dirs: BTreeSet<&Path> = parents.filter(|dir| !dir.as_os_str().is_empty()).collect();
-    // In order, so parents come first.
+    // Sorted, so parents come first.
     for dir in dirs.into_iter().filter(|dir| *dir != Path::new("bin")) {
         archive.dir(&dir.to_string_lossy());
     }
@@ -104,7 +104,7 @@ fn below(base: &Path, path: &Path) -> PathBuf {
     base.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// A script that runs a program that is aside.
+/// Returns a script that runs a program in the folder [`ASIDE`].
 fn caller(program: &Path, loader: &Path, libraries: &[PathBuf]) -> String {
     let dirs: BTreeSet<String> = { libraries.iter().filter_map(|library| library.parent()) }
         .map(|dir| format!("/{ASIDE}{}", dir.display()))
@@ -114,8 +114,9 @@ fn caller(program: &Path, loader: &Path, libraries: &[PathBuf]) -> String {
     format!("#!/bin/sh\nexec /{loader} --library-path {dirs} /{program} \"$@\"\n")
 }
 
-/// The program without its debug information, which is most of it: the initramfs is unpacked into
-/// the guest's memory at every boot. As it is where no `strip` is installed.
+/// Returns the program without its debug information, which is most of its size. The initramfs is
+/// unpacked into the guest's memory at every boot. If `strip` is missing or fails, returns the
+/// program unchanged.
 ///
 /// # Errors
 /// When the program cannot be read.
@@ -133,10 +134,11 @@ pub fn stripped(program: &Path) -> Result<Vec<u8>> {
     read(if done { out.path() } else { program })
 }
 
-/// Where the static busybox is.
+/// Returns the path of the static busybox.
 ///
 /// # Errors
-/// When it is missing, or would only say "not found" in a guest, where its libraries are not.
+/// When busybox is missing or dynamically linked. Without its libraries, a dynamically linked one
+/// would only print "not found" in a guest.
 pub fn busybox() -> Result<PathBuf> {
     let path = host::program("busybox")?;
     if libraries::loader(&path)?.is_some() {

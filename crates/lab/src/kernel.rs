@@ -1,4 +1,4 @@
-//! The guest's kernel: found on this machine, with the modules a guest needs.
+//! Finds the guest's kernel on this machine, and the modules that a guest needs.
 
 mod packed;
 
@@ -18,13 +18,13 @@ const MODULE_HINT: &str = "install a kernel that has it (linux-image-amd64) and 
      FATHOM_KERNEL";
 
 const MODULES: &str = "/lib/modules";
-/// Where `make demo` unpacks a kernel, in the cache.
+/// Path in the cache where `make demo` unpacks a kernel.
 const UNPACKED: &str = "kernel/boot";
 
-/// Loaded in every guest, with what they depend on.
+/// Modules that every guest loads, together with their dependencies.
 const WANTED: &[&str] = &["virtio_pci", "virtio_blk", "virtio_console", "ext4"];
-/// Wanted where the kernel has them: ext4 asks for its checksum by name, and kernels differ in
-/// whether that is a module, built in, or library code.
+/// Modules that are loaded if the kernel has them as files. ext4 requests its checksum by name, and
+/// kernels provide it as a module, built in, or as library code.
 const OPTIONAL: &[&str] = &["crc32c_generic", "crc32c"];
 
 /// A kernel image and the directory of its modules.
@@ -32,17 +32,18 @@ const OPTIONAL: &[&str] = &["crc32c_generic", "crc32c"];
 pub struct Kernel {
     /// The bootable image.
     pub image: PathBuf,
-    /// Its release, as `uname -r` says it.
+    /// Kernel release, as `uname -r` prints it.
     pub release: String,
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// Finds a kernel: `FATHOM_KERNEL` if set, else the newest of Debian's cloud kernels in /boot or
-    /// unpacked by `make demo`, else the newest readable one that has its modules.
+    /// Finds a kernel. `FATHOM_KERNEL` wins if set. Otherwise the newest of Debian's cloud kernels
+    /// is chosen, in /boot or unpacked by `make demo`. Without one, it is the newest readable
+    /// kernel that has its modules.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the way to get one.
+    /// [`Error::Missing`] with the way to install a kernel.
     pub fn find() -> Result<Self> {
         if let Some(path) = std::env::var_os("FATHOM_KERNEL") {
             let path = PathBuf::from(path);
@@ -65,10 +66,10 @@ impl Kernel {
             })
     }
 
-    /// The kernel that is at a path like `/boot/vmlinuz-RELEASE`.
+    /// Returns the kernel at a path like `/boot/vmlinuz-RELEASE`.
     ///
     /// # Errors
-    /// When there is none, or its modules are not where they belong.
+    /// When the path has no kernel, or its modules are missing.
     pub fn named(path: &Path) -> Result<Self> {
         Self::at(path).ok_or_else(|| Error::Unusable {
             path: path.to_owned(),
@@ -78,11 +79,10 @@ impl Kernel {
         })
     }
 
-    /// The same kernel as an ELF file, which is written to `path`: nothing is left to be unpacked when
-    /// it boots.
+    /// Decompresses the kernel into an ELF file at `path`, so that booting need not decompress it.
     ///
     /// # Errors
-    /// When it is packed in a way that is not known, or the program is missing that unpacks it.
+    /// When the compression is unknown, or the program that decompresses it is missing.
     pub fn unpacked(&self, path: &Path) -> Result<Self> {
         let what = || format!("cannot read {}", self.image.display());
         let elf = packed::unpack(&fs::read(&self.image).context(what)?);
@@ -104,7 +104,7 @@ impl Kernel {
             .strip_prefix("vmlinuz-")?
             .to_owned();
         fs::File::open(image).ok()?;
-        // Those of an unpacked package are beside its /boot.
+        // The modules of an unpacked package are next to its /boot.
         let beside = image
             .parent()?
             .parent()
@@ -126,27 +126,27 @@ impl Kernel {
         numbers(&self.release).cmp(&numbers(&other.release))
     }
 
-    /// The modules for a guest as (file name, contents), in loading order: the lab's own and
-    /// `more`. What is built into the kernel is left out.
+    /// Returns the modules for a guest as (file name, contents), in loading order: the lab's own
+    /// and `more`. Modules that are built into the kernel are left out.
     ///
     /// # Errors
-    /// When the kernel lacks one, or a compressed one cannot be unpacked.
+    /// When the kernel lacks a module, or a compressed module cannot be decompressed.
     pub fn load_modules(&self, more: &[String]) -> Result<Vec<(String, Vec<u8>)>> {
         let order = self.order(more)?;
         order.iter().map(|path| self.read_module(path)).collect()
     }
 
-    /// The image, and the path at which [`find`](Self::find) looks for it.
+    /// Returns the image, and the path at which [`find`](Self::find) looks for it.
     pub fn image_file(&self) -> (PathBuf, PathBuf) {
         let boot = Path::new("/boot").join(format!("vmlinuz-{}", self.release));
         (self.image.clone(), boot)
     }
 
-    /// The files that a lab needs below /lib/modules to make guests that load the lab's modules and
-    /// `more`: where each is, and where it belongs.
+    /// Returns the files below /lib/modules that a nested lab needs to build guests with the lab's
+    /// modules and `more`. Each entry has the file's current path and its path in the nested lab.
     ///
     /// # Errors
-    /// When the kernel lacks one of these.
+    /// When the kernel lacks one of the modules.
     pub fn module_files(&self, more: &[String]) -> Result<Vec<(PathBuf, PathBuf)>> {
         let lists = ["modules.dep", "modules.builtin"].map(String::from);
         let names = lists.into_iter().chain(self.order(more)?);
@@ -159,12 +159,12 @@ impl Kernel {
     /// Fails unless the kernel has a module, as a file or built in.
     ///
     /// # Errors
-    /// When it does not, with the way to get one that has.
+    /// When the kernel lacks the module. The error says how to install a kernel that has it.
     pub fn need_module(&self, name: &'static str) -> Result<()> {
         self.order(&[name.to_owned()]).map(drop)
     }
 
-    /// Paths of modules below the kernel's directory, in loading order.
+    /// Returns the modules' paths relative to the kernel's module directory, in loading order.
     fn order(&self, more: &[String]) -> Result<Vec<String>> {
         let read = |name: &str| {
             let path = self.modules.join(name);
@@ -201,7 +201,7 @@ impl Kernel {
     }
 }
 
-/// The program that unpacks a compressed module.
+/// Returns the program that decompresses a module, or `None` if the module is not compressed.
 pub fn unpacker(module: &Path) -> Option<&'static str> {
     match module.extension()?.to_str()? {
         "xz" => Some("xz"),
@@ -218,14 +218,15 @@ fn numbers(release: &str) -> Vec<u64> {
         .collect()
 }
 
-/// "kernel/fs/ext4/ext4.ko.xz" -> "ext4"; dashes and underscores are the same to the kernel.
+/// Returns a module's name: "kernel/fs/ext4/ext4.ko.xz" gives "ext4". The kernel treats dashes and
+/// underscores alike.
 fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split(".ko").next().unwrap_or(file).replace('-', "_")
 }
 
-/// Paths of all wanted modules in an order in which each comes after what it depends on.
-/// The error names the module that is neither a file nor built in.
+/// Returns the paths of all wanted modules, each after its dependencies. The error names a module
+/// that is neither a file nor built in.
 fn load_order(
     modules_dep: &str,
     modules_builtin: &str,
@@ -243,7 +244,7 @@ fn load_order(
     let more = more.iter().map(|name| (name.as_str(), true));
     for (name, required) in wanted.chain(optional).chain(more) {
         match files.get(name) {
-            // depmod lists everything that is needed, the nearest first.
+            // depmod lists all dependencies, direct ones first.
             Some((path, needs)) => {
                 let all = needs.split_whitespace().rev().chain([*path]);
                 for path in all {

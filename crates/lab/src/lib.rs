@@ -1,9 +1,9 @@
-//! Guests and what runs in them: builds a small Linux guest from what this machine has (a kernel
-//! with its modules, busybox, fio), boots it in QEMU with disks served by Fathom or a peer, and
-//! runs scripts and workloads in it.
+//! Boots guests and runs scripts and workloads in them. The lab builds a small Linux guest from the
+//! host's kernel, modules, busybox and fio, and boots it in QEMU. Its disks are served by Fathom or
+//! by another server.
 //!
-//! The lab knows servers only as processes with a socket; it depends on no crate of the data
-//! plane, so that it measures what users run.
+//! The lab knows servers only as processes with a socket. It depends on no crate of the data plane,
+//! so it measures the program that users run.
 
 mod agent;
 pub mod attach;

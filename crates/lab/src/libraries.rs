@@ -1,4 +1,4 @@
-//! What a dynamic program needs to run elsewhere: its loader and its libraries.
+//! Finds the files that a dynamic program needs to run elsewhere: its loader and its libraries.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,14 +7,14 @@ use std::process::Command;
 
 use crate::error::{Context, Error, Result};
 
-/// Fields of an ELF64 file and of its program headers (System V ABI, chapters 4 and 5).
+/// Constants of ELF64 files and their program headers (System V ABI, chapters 4 and 5).
 const MAGIC: &[u8] = b"\x7fELF\x02\x01";
 const PT_INTERP: u32 = 3;
 const MAX_HEADERS: u64 = 128;
 const MAX_PATH: u64 = 4096;
 
-/// The loader that the program names and every library it loads; empty for a static program or
-/// a script.
+/// Returns the program's loader and every library that it loads. The list is empty for a static
+/// program or a script.
 ///
 /// # Errors
 /// When the program cannot be read or a library is missing.
@@ -22,7 +22,7 @@ pub fn of(program: &Path) -> Result<Vec<PathBuf>> {
     let Some(loader) = loader(program)? else {
         return Ok(Vec::new());
     };
-    // What ldd does, without the shell that ldd needs.
+    // Does the same as ldd, without the shell that ldd needs.
     let output = Command::new(&loader)
         .arg("--list")
         .arg(program)
@@ -43,17 +43,17 @@ pub fn of(program: &Path) -> Result<Vec<PathBuf>> {
         });
     }
     let mut paths = parse_list(&text);
-    // The list names the loader as it is mapped; programs ask for it by this name.
+    // The list shows the loader's mapped path; programs name it by this one.
     if !paths.contains(&loader) {
         paths.push(loader);
     }
     Ok(paths)
 }
 
-/// The program's loader, `None` when it is static or no ELF file for x86-64.
+/// Returns the program's loader, or `None` if it is static or not an ELF file for x86-64.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the program cannot be read.
 pub fn loader(program: &Path) -> Result<Option<PathBuf>> {
     let what = || format!("cannot read {}", program.display());
     let file = File::open(program).context(what)?;
@@ -75,7 +75,7 @@ pub fn loader(program: &Path) -> Result<Option<PathBuf>> {
         let mut entry = [0; 56];
         let at = table.saturating_add(index * size);
         if file.read_exact_at(&mut entry, at).is_err() {
-            return Ok(None); // not a whole ELF file: whoever runs it will say so
+            return Ok(None); // truncated ELF file: running it will report the error
         }
         let kind = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
         let (offset, length) = (word(&entry, 8), word(&entry, 32).min(MAX_PATH));
@@ -89,7 +89,8 @@ pub fn loader(program: &Path) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Lines are "name => path (address)" or, for the loader, "path (address)"; the vdso has no path.
+/// Parses lines "name => path (address)" or, for the loader, "path (address)". The vdso has no
+/// path.
 fn parse_list(text: &str) -> Vec<PathBuf> {
     text.lines()
         .filter_map(|line| {
@@ -123,7 +124,7 @@ mod tests {
         assert!(parse_list("\tnot a dynamic executable\n").is_empty());
     }
 
-    /// The oracle is ldd, which goes another way to the same list.
+    /// The oracle is ldd, which obtains the same list in another way.
     #[test]
     fn a_program_has_the_libraries_that_ldd_finds() {
         let program = crate::host::program("qemu-system-x86_64").unwrap();

@@ -1,4 +1,4 @@
-//! Lines over a Unix socket with deadlines: QMP and the guest's agent both speak in lines.
+//! Lines over a Unix socket with deadlines, for QMP and for the guest's agent.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use crate::error::{Context, Error, Result};
 
 const CHUNK: usize = 64 << 10;
-/// A peer that sends this much without a line end is broken; the guest could do so forever.
+/// Maximum length of a line in bytes. It bounds memory if a peer never sends a line end.
 const LINE_LIMIT: usize = 64 << 20;
 
-/// A connected socket, read line by line.
+/// A connected socket that is read line by line.
 #[derive(Debug)]
 pub struct LineStream {
     stream: UnixStream,
@@ -22,7 +22,7 @@ pub struct LineStream {
 }
 
 impl LineStream {
-    /// Over a socket that is connected.
+    /// Wraps a connected socket.
     pub fn new(stream: UnixStream) -> Self {
         Self {
             stream,
@@ -31,10 +31,10 @@ impl LineStream {
         }
     }
 
-    /// Connects, waiting for the socket to appear.
+    /// Connects. Retries until the socket exists and accepts the connection.
     ///
     /// # Errors
-    /// When nobody listens there before the deadline.
+    /// When no connection is accepted before the deadline.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -49,23 +49,23 @@ impl LineStream {
         }
     }
 
-    /// The bare socket, for bytes that are no lines.
+    /// Returns the socket, for bytes that are not lines.
     pub fn into_stream(self) -> UnixStream {
         self.stream
     }
 
-    /// Ends the connection in both directions.
+    /// Shuts the connection down in both directions.
     ///
     /// # Errors
-    /// When it has ended already.
+    /// When the connection is already closed.
     pub fn hang_up(&self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Both)
     }
 
-    /// Sends one line; the line end is added.
+    /// Sends one line and appends the line end.
     ///
     /// # Errors
-    /// When the peer is gone or takes nothing for a minute.
+    /// When the peer has closed the connection, or accepts no bytes for a minute.
     pub fn send(&mut self, line: &str) -> Result<()> {
         let what = || "cannot send a line".to_owned();
         self.stream
@@ -76,10 +76,10 @@ impl LineStream {
             .context(what)
     }
 
-    /// The next line, or `None` when the deadline passes first.
+    /// Returns the next line, or `None` if the deadline passes first.
     ///
     /// # Errors
-    /// When the peer hangs up or sends an endless line.
+    /// When the peer closes the connection or sends a line longer than [`LINE_LIMIT`].
     pub fn receive(&mut self, deadline: Instant) -> Result<Option<String>> {
         loop {
             if let Some(line) = self.take_line() {

@@ -1,4 +1,4 @@
-//! A virtual machine as QEMU's command line says it.
+//! A virtual machine, and the QEMU command line that starts it.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -19,13 +19,13 @@ use crate::error::{Error, Result};
 use crate::host::{self, Accelerator};
 use crate::kernel::Kernel;
 
-/// PCI slots of the machine: 0 is the host bridge, 1 the ISA bridge.
+/// PCI slots of the machine's devices. Slot 0 is the host bridge, slot 1 the ISA bridge.
 pub(crate) const AGENT_SLOT: u8 = 2;
 pub(crate) const TOOLS_SLOT: u8 = 3;
-/// Disks that fit on the machine's one PCI bus.
+/// Maximum number of disks on the machine's only PCI bus.
 pub const MAX_DISKS: usize = 28;
 
-/// What QEMU starts first.
+/// What QEMU boots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Boot {
     /// The lab's kernel and initramfs, loaded by QEMU.
@@ -40,47 +40,48 @@ pub enum Boot {
 /// A virtual machine to start.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// Virtual CPUs.
+    /// Number of vCPUs.
     pub cpus: u32,
     /// Guest memory in MiB, shared with vhost-user servers.
     pub memory_mib: u32,
-    /// Take the memory from this machine's huge pages, of which there must be enough; as suits the
-    /// bed when not given.
+    /// Whether to use this machine's huge pages, of which enough must be free. If `None`, the bed
+    /// decides.
     pub huge_pages: Option<bool>,
-    /// Memory that no vhost-user server can see, and that the kernel may therefore merge with that
-    /// of other machines (KSM).
+    /// Whether the memory is private: no vhost-user server can access it, and the kernel may merge
+    /// its pages with other machines' pages (KSM).
     pub mergeable: bool,
     /// Disks in PCI order.
     pub disks: Vec<Disk>,
     pub board: Board,
-    /// What starts first.
+    /// What the machine boots.
     pub boot: Boot,
-    /// What starts the lab's kernel with [`Boot::Kernel`]; the board's own when not given.
+    /// Firmware that starts the lab's kernel with [`Boot::Kernel`]. If `None`, the board's own.
     pub firmware: Option<Firmware>,
-    /// The kernel; the lab's own choice when not given.
+    /// Kernel of the guest. If `None`, [`Kernel::find`] chooses it.
     pub kernel: Option<Kernel>,
-    /// Attach the disk with fio and mkfs.
+    /// Whether to attach the tools disk, which has fio and mkfs.
     pub tools: bool,
-    /// Put perf on that disk, too.
+    /// Whether the tools disk also has perf.
     pub profiler: bool,
-    /// Start as the destination of a migration, waiting for `migrate-incoming`.
+    /// Whether to start as the destination of a migration, which waits for `migrate-incoming`.
     pub incoming: bool,
-    /// The disk, by its id, whose file system becomes the guest's root; its /sbin/init goes on
-    /// after the lab's.
+    /// Id of the disk whose file system becomes the guest's root. After the lab's init, the guest
+    /// runs the disk's /sbin/init.
     pub root: Option<String>,
-    /// Modules to load beyond the lab's own.
+    /// Additional kernel modules.
     pub modules: Vec<String>,
-    /// Programs of this machine to put into the guest's /bin, with their libraries.
+    /// Programs of the host to copy into the guest's /bin, with their libraries.
     pub programs: Vec<PathBuf>,
-    /// More of the CPU's model, such as `x2apic=off`.
+    /// Additional properties of the CPU model, such as `x2apic=off`.
     pub cpu: Vec<String>,
-    /// How to run the guest's instructions; the best that this machine can when not given.
+    /// Accelerator of the guest. If `None`, the best one that this machine supports.
     pub accelerator: Option<Accelerator>,
-    /// More words for the guest's kernel; `lab_...=` reach its first process as variables.
+    /// Additional words for the kernel command line. `lab_...=` become variables of the init
+    /// process.
     pub append: Vec<String>,
-    /// More arguments for QEMU.
+    /// Additional arguments for QEMU.
     pub extra: Vec<String>,
-    /// How long a boot may take. Emulated ones take seconds; a loaded machine takes longer.
+    /// Timeout for a boot. Emulated boots take seconds, and longer on a busy machine.
     pub patience: Duration,
 }
 
@@ -111,7 +112,7 @@ impl Default for Machine {
     }
 }
 
-/// The files that belong to one running machine.
+/// Paths of the files of one running machine.
 #[derive(Debug)]
 pub(crate) struct Files<'a> {
     pub dir: &'a Path,
@@ -125,7 +126,7 @@ impl Files<'_> {
         self.dir.join("qmp")
     }
 
-    /// A second monitor, for whoever looks at this QEMU from outside.
+    /// Returns the path of a second monitor, for programs that inspect this QEMU from outside.
     pub fn monitor(&self) -> PathBuf {
         self.dir.join("monitor")
     }
@@ -147,7 +148,7 @@ impl Files<'_> {
     }
 }
 
-/// Arguments being collected: `-option value` pairs.
+/// QEMU arguments under construction: pairs of `-option value`.
 #[derive(Default)]
 struct Arguments(Vec<OsString>);
 
@@ -159,7 +160,7 @@ impl Arguments {
 }
 
 impl Machine {
-    /// QEMU's arguments. Firmware variables are copied into the machine's directory.
+    /// Returns QEMU's arguments. Copies the firmware variables into the machine's directory.
     pub(crate) fn arguments(&self, files: &Files) -> Result<Vec<OsString>> {
         let ide = self.disks.iter().filter(|disk| disk.bus() == Bus::Ide);
         if ide.count() > 1 {
@@ -196,7 +197,7 @@ impl Machine {
         Ok(all)
     }
 
-    /// How the guest's instructions are run.
+    /// Returns the guest's accelerator.
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator.unwrap_or_else(Accelerator::detect)
     }
@@ -217,7 +218,7 @@ impl Machine {
         } else {
             ""
         };
-        // Shared, or a vhost-user server could not see the guest's requests.
+        // Shared, because a vhost-user server must access the guest's requests.
         let backend = match self.mergeable {
             true => "memory-backend-ram,merge=on".to_owned(),
             false => format!("memory-backend-memfd,share=on{huge}"),
@@ -260,8 +261,8 @@ impl Machine {
         Ok(())
     }
 
-    /// For the lab's kernel, however it is loaded. `lab_tools` and `lab_root` reach init as
-    /// variables.
+    /// Returns the command line of the lab's kernel, for every way of loading it. `lab_tools` and
+    /// `lab_root` become variables of the init process.
     pub(crate) fn kernel_command_line(&self) -> String {
         let mut words = String::from("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check");
         if self.tools {
@@ -280,7 +281,7 @@ impl Machine {
         words
     }
 
-    /// The modules to load: those that were asked for, those of its board and of its disks' buses.
+    /// Returns the modules to load: the requested ones, those of the board and of the disks' buses.
     pub(crate) fn wanted_modules(&self) -> Vec<String> {
         let buses = self.disks.iter().flat_map(|disk| disk.bus().modules());
         let buses = buses.map(|&name| name.to_owned());
@@ -293,7 +294,7 @@ impl Machine {
             .collect()
     }
 
-    /// The PCI slot of a disk, by its id.
+    /// Returns the PCI slot of a disk, which is named by its id.
     pub(crate) fn slot_of(&self, id: &str) -> Option<u8> {
         let index = self.disks.iter().position(|disk| disk.id == id)?;
         Some(Disk::slot(index))
@@ -338,7 +339,7 @@ fn push_channels(args: &mut Arguments, files: &Files) {
     }
 }
 
-/// In an option of QEMU a comma ends the value, unless doubled.
+/// Doubles the commas in a path: in a QEMU option, a single comma ends the value.
 pub(crate) fn comma_safe(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }

@@ -1,4 +1,4 @@
-//! This machine's page cache: what of a file is there alone, and forgetting what need not be there.
+//! Inspects and drops this machine's page cache.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,14 +12,14 @@ use crate::error::{Context, Result};
 /// cachestat(2), Linux 6.5; the same number on all architectures.
 const CACHESTAT: libc::c_long = 451;
 
-/// `struct cachestat_range` of linux/mman.h: a length of 0 is up to the end.
+/// `struct cachestat_range` of linux/mman.h. A length of 0 means up to the end of the file.
 #[repr(C)]
 struct Range {
     offset: u64,
     length: u64,
 }
 
-/// `struct cachestat`: pages.
+/// `struct cachestat` of linux/mman.h. All fields count pages.
 #[repr(C)]
 #[derive(Default)]
 struct Stat {
@@ -30,11 +30,11 @@ struct Stat {
     recently_evicted: u64,
 }
 
-/// Bytes of a file or a block device that were written and have not reached its device: in whole
-/// pages. `None`: this kernel cannot tell.
+/// Returns the bytes of a file or block device that were written but have not reached its device,
+/// rounded to whole pages. Returns `None` if this kernel has no cachestat(2).
 ///
 /// # Errors
-/// When the file cannot be opened or looked at.
+/// When the file cannot be opened or inspected.
 pub(crate) fn unwritten(path: &Path) -> Result<Option<u64>> {
     let file = File::open(path).context(|| format!("cannot open {}", path.display()))?;
     let range = Range {
@@ -56,8 +56,8 @@ pub(crate) fn unwritten(path: &Path) -> Result<Option<u64>> {
     }
 }
 
-/// Asks the kernel to forget what it has of a file or a block device, so that it is read from its
-/// device again. What has not reached it stays.
+/// Asks the kernel to drop the cached pages of a file or block device, so that the next read goes
+/// to the device. Dirty pages stay.
 ///
 /// # Errors
 /// When the file cannot be opened.
@@ -69,13 +69,13 @@ pub(crate) fn forget(path: &Path) -> Result<()> {
         .context(what)
 }
 
-/// Forgets all files and names that are in this machine's memory and on its devices, too.
+/// Syncs, then drops the page cache and all cached dentries and inodes of this machine.
 ///
 /// # Errors
-/// Without root's rights.
+/// When the caller is not root.
 pub(crate) fn drop_all() -> Result<()> {
     const PATH: &str = "/proc/sys/vm/drop_caches";
-    rustix::fs::sync(); // what is dirty stays
+    rustix::fs::sync(); // drop_caches leaves dirty pages in place
     fs::write(PATH, "3").context(|| format!("cannot write {PATH}"))
 }
 

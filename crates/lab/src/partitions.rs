@@ -1,19 +1,19 @@
-//! A disk image's partitions, as its first sector lists them (MBR).
+//! Writes the partition table (MBR) in the first sector of a disk image.
 
 use crate::error::{Error, Result};
 
 pub const SECTOR: u64 = 512;
-/// Where the table is in the first sector.
+/// Offset of the table in the first sector, in bytes.
 pub const TABLE: usize = 446;
 const ENTRY: usize = 16;
 const MOST: usize = 4;
 
-/// The type of an EFI system partition (UEFI specification, 5.2.2).
+/// Type of an EFI system partition (UEFI specification, 5.2.2).
 pub const EFI_SYSTEM: u8 = 0xef;
-/// The type of one with a file system of Linux.
+/// Type of a partition with a Linux file system.
 pub const LINUX: u8 = 0x83;
 
-/// A partition, in sectors.
+/// A partition. Its start and size are in sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     pub kind: u8,
@@ -21,10 +21,11 @@ pub struct Partition {
     pub sectors: u64,
 }
 
-/// The first sector from [`TABLE`] to its end: no cylinders, heads and tracks, only block numbers.
+/// Returns the first sector from [`TABLE`] to its end. Entries have only block numbers, without
+/// cylinders, heads and sectors.
 ///
 /// # Errors
-/// When there are more partitions than it has room for, or one lies beyond 2 TiB.
+/// When there are more than four partitions, or a start or size does not fit into 32 bits (2 TiB).
 pub fn table(partitions: &[Partition]) -> Result<[u8; SECTOR as usize - TABLE]> {
     let refuse = |what: &str| Error::Protocol(format!("no such partition table: {what}"));
     if partitions.len() > MOST {

@@ -20,8 +20,8 @@ const FOREVER: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// A child process: killed on drop, and by the kernel when the *thread* that started it ends, so
-/// start it from a thread that lives as long as the process is wanted.
+/// A child process. It is killed on drop. The kernel also kills it when the *thread* that started
+/// it ends, so start it from a thread that lives at least as long.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -30,7 +30,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` with standard error going to the file `log` and nothing on standard input.
+    /// Starts `command` with standard error redirected to the file `log` and empty standard input.
     ///
     /// # Errors
     /// When the log cannot be created or the program cannot be started.
@@ -52,7 +52,7 @@ impl Process {
         })
     }
 
-    /// What it was called when it was started.
+    /// Returns the name given to [`spawn`](Self::spawn).
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -62,22 +62,22 @@ impl Process {
         self.child.id()
     }
 
-    /// Takes the read end of standard output, if the command was given a pipe.
+    /// Takes the read end of standard output, if the command has a pipe there.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
 
-    /// What the process wrote to standard error.
+    /// Returns what the process has written to standard error.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last lines of [`log`](Self::log).
+    /// Returns the last lines of [`log`](Self::log).
     pub fn tail(&self) -> Tail {
         tail_of(&self.log())
     }
 
-    /// How it ended, or `None` while it runs.
+    /// Returns the exit status, or `None` while the process runs.
     ///
     /// # Errors
     /// When the process cannot be waited for.
@@ -87,13 +87,14 @@ impl Process {
             .context(|| format!("cannot wait for {}", self.name))
     }
 
-    /// Waits for the process to end by itself.
+    /// Waits for the process to exit by itself.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the end of its log when it still runs after `timeout`.
+    /// [`Error::Timeout`] with the last lines of its log, if the process still runs after
+    /// `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + timeout;
-        // (A process that was waited for has no pidfd.)
+        // pidfd_open fails for a process that has been reaped.
         if let Some(status) = self.try_wait()? {
             return Ok(status);
         }
@@ -112,15 +113,15 @@ impl Process {
                 });
             }
             let left = Timespec::try_from(left).unwrap_or(FOREVER);
-            // A signal that comes meanwhile is no end.
+            // A signal may interrupt the poll; the loop then checks again.
             let _ = poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&left));
         }
     }
 
-    /// Fails with the end of the log when the process has ended.
+    /// Fails with the last lines of the log if the process has ended.
     ///
     /// # Errors
-    /// [`Error::Program`] when it has ended, whatever its status.
+    /// [`Error::Program`] if the process has ended, whatever its status.
     pub fn expect_running(&mut self) -> Result<()> {
         match self.try_wait()? {
             None => Ok(()),
@@ -132,7 +133,7 @@ impl Process {
         }
     }
 
-    /// Asks the process to end (SIGTERM).
+    /// Asks the process to exit (SIGTERM).
     ///
     /// # Errors
     /// When the signal cannot be sent.
@@ -143,17 +144,17 @@ impl Process {
     /// Sends a signal.
     ///
     /// # Errors
-    /// When the process has been waited for already.
+    /// When the signal cannot be sent, for example because the process has been reaped.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill_process(self.raw_pid(), signal).context(|| format!("cannot signal {}", self.name))
     }
 
-    /// Ends the process at once (SIGKILL) and waits until it is gone.
+    /// Kills the process (SIGKILL) and reaps it.
     ///
     /// # Errors
-    /// When it cannot be waited for.
+    /// When the process cannot be waited for.
     pub fn kill(&mut self) -> Result<ExitStatus> {
-        let _ = self.child.kill(); // fails only when it has ended: the wait tells
+        let _ = self.child.kill(); // fails only if the process has ended, which the wait reports
         self.child
             .wait()
             .context(|| format!("cannot wait for {}", self.name))
@@ -171,7 +172,7 @@ impl Drop for Process {
     }
 }
 
-/// The last lines of a text, without the control characters a console is full of.
+/// Returns the last lines of a text, without empty lines and control characters.
 pub(crate) fn tail_of(text: &str) -> Tail {
     let lines: Vec<&str> = text
         .lines()
@@ -188,8 +189,8 @@ pub(crate) fn tail_of(text: &str) -> Tail {
     )
 }
 
-/// Without control characters and what escape sequences have after theirs (ECMA-48: `ESC [`,
-/// parameters, a letter; or `ESC` and a letter).
+/// Removes control characters and escape sequences (ECMA-48: `ESC [`, parameters, a letter; or
+/// `ESC` and a letter).
 fn without_escapes(line: &str) -> String {
     let mut out = String::new();
     let mut chars = line.chars();

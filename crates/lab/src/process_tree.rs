@@ -1,24 +1,24 @@
-//! A process with all that it has started: what they have taken of this machine's CPUs.
+//! A process tree: the descendants of a process and the CPU time that they have used.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
 use rustix::param::clock_ticks_per_second;
 
-/// Seconds on a CPU of a process and of all processes below it, since they began; those that have
-/// ended and were waited for are in it.
+/// Returns the CPU seconds of a process and all its descendants since they started. Descendants
+/// that have ended count if their parent has waited for them.
 pub(crate) fn cpu_seconds(root: u32) -> f64 {
     let all = look();
     let ticks: u64 = tree(root, &all).iter().map(|pid| all[pid].ticks).sum();
     ticks as f64 / clock_ticks_per_second() as f64
 }
 
-/// A process, and those below it.
+/// Returns a process and its descendants.
 pub(crate) fn below(root: u32) -> HashSet<u32> {
     tree(root, &look())
 }
 
-/// Those below a process that run a program of that name.
+/// Returns the processes in a process's tree whose command name is `name`.
 pub(crate) fn named(root: u32, name: &str) -> Vec<u32> {
     let is_called = |pid: &u32| {
         let called = fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -27,7 +27,7 @@ pub(crate) fn named(root: u32, name: &str) -> Vec<u32> {
     below(root).into_iter().filter(is_called).collect()
 }
 
-/// All processes of this machine.
+/// Reads the statistics of all processes of this machine.
 fn look() -> HashMap<u32, Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -38,18 +38,18 @@ fn look() -> HashMap<u32, Stat> {
     stats.collect()
 }
 
-/// What is used of proc_pid_stat(5).
+/// The fields used of proc_pid_stat(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
     parent: u32,
-    /// Its own, and those of its children that it has waited for.
+    /// User and system time of the process and of its reaped children, in clock ticks.
     ticks: u64,
 }
 
-/// `358 (a name) S 356 ...`: the name may have anything in it, parentheses too.
+/// Parses `358 (a name) S 356 ...`. The name may hold any character, also parentheses.
 fn parse(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
-    // From the third field, which is the state.
+    // The first of these fields is field 3, the state.
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     let times = [14, 15, 16, 17].map(number);
@@ -95,7 +95,7 @@ mod tests {
         let me = std::process::id();
         let before = cpu_seconds(me);
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
-        // In a child of a child.
+        // The loop runs in a grandchild.
         let script = format!("sh -c '{spin}'; true");
         let done = Command::new("sh").args(["-c", &script]).status().unwrap();
         assert!(done.success());

@@ -1,19 +1,19 @@
-//! Whether a virtual machine's CPUs run. One that QEMU emulates may stop with an interrupt pending, of
-//! its timer say, when its guest has guests of its own (seen of QEMU 10.0): it goes on when there is
-//! another interrupt, and a guest that waits for nothing but its timer gets none.
+//! Detects virtual machines whose vCPUs have stopped. With guests of its own, an emulated guest's
+//! vCPU may stop with a pending interrupt, for example of its timer (seen with QEMU 10.0). The next
+//! interrupt resumes it, but a guest that waits only for its timer gets none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A kernel that has nothing to do does something at least every few seconds: after this it is to get an
-/// interrupt.
+/// Time without vCPU activity after which the guest gets an interrupt. Even an idle kernel runs
+/// every few seconds.
 pub(crate) const FAINT: Duration = Duration::from_secs(5);
-/// After this it will not go on.
+/// Time without vCPU activity after which the guest is given up.
 pub(crate) const LOST: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Of one QEMU, from when on it is felt.
+/// Watches the vCPUs of one QEMU process.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     tasks: PathBuf,
@@ -34,7 +34,7 @@ impl Pulse {
         }
     }
 
-    /// For how long no CPU has run; looks once a second, and says nothing in between.
+    /// Returns how long no vCPU has run. Samples at most once a second; returns `None` in between.
     pub fn feel(&mut self) -> Option<Duration> {
         if self.looked.elapsed() < LOOK {
             return None;
@@ -42,7 +42,7 @@ impl Pulse {
         let was_away = self.looked.elapsed() > FAINT;
         self.looked = Instant::now();
         let ran = cpus_ran(&self.tasks);
-        // Who did not look either knows nothing.
+        // After a pause in sampling, nothing is known about the time between.
         let moves = std::mem::replace(&mut self.ran, ran) != ran;
         if ran.is_none() || moves || was_away {
             self.beat = self.looked;
@@ -51,8 +51,8 @@ impl Pulse {
     }
 }
 
-/// Nanoseconds that the threads of its CPUs ran (`CPU 0/TCG`; proc_pid_schedstat(5)). None where that
-/// is not known.
+/// Returns the nanoseconds that the vCPU threads have run (`CPU 0/TCG`; proc_pid_schedstat(5)), or
+/// `None` if that is unknown.
 fn cpus_ran(tasks: &Path) -> Option<u64> {
     let is_cpu = |task: &PathBuf| {
         let name = fs::read_to_string(task.join("comm"));
@@ -63,7 +63,7 @@ fn cpus_ran(tasks: &Path) -> Option<u64> {
         let text = fs::read_to_string(task.join("schedstat")).ok()?;
         text.split_whitespace().next()?.parse::<u64>().ok()
     });
-    // With no CPU at all, nothing is known.
+    // Without any vCPU thread, the result is `None`.
     ran.reduce(|one, other| Some(one? + other?)).flatten()
 }
 
@@ -96,11 +96,11 @@ mod tests {
         };
         assert!(pulse.feel() >= Some(2 * LOOK));
         assert_eq!(pulse.feel(), None, "it has just looked");
-        // Of several CPUs one is enough.
+        // One running CPU of several is enough.
         set(&tasks, &[5, 7]);
         pulse.looked = before;
         assert_eq!(pulse.feel(), Some(Duration::ZERO));
-        // Of one that has gone, or whose kernel does not count, nothing is known.
+        // The activity of a process that has ended, or without schedstat, is unknown.
         pulse = Pulse::of(0);
         (pulse.beat, pulse.looked) = (before, before);
         assert_eq!(pulse.feel(), Some(Duration::ZERO));
@@ -109,7 +109,8 @@ mod tests {
     #[test]
     fn the_kernel_counts() {
         let count = || {
-            std::thread::sleep(Duration::from_millis(1)); // it counts when it takes the CPU away
+            // the kernel updates the counter when it deschedules the thread
+            std::thread::sleep(Duration::from_millis(1));
             assert!(cpus_ran(Path::new("/proc/self/task")) > Some(0));
         };
         let thread = std::thread::Builder::new().name("CPU 0/test".into());

@@ -1,5 +1,4 @@
-//! Files of the kernel that are written for a while, and then have what was there before: also when
-//! a signal ends the process.
+//! Changes kernel settings temporarily and restores them, also when a signal ends the process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,24 +6,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Context, Result};
 
-/// What is to be put back: a file, and what was in it.
+/// Settings to restore: each file and its previous content.
 static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
 
 fn changed() -> MutexGuard<'static, Vec<(PathBuf, String)>> {
     CHANGED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file that holds another value for as long as this lives.
+/// A file that holds another value until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Changed {
     file: PathBuf,
 }
 
 impl Changed {
-    /// Writes it; `before` is put back.
+    /// Writes `value` to the file. `before` is restored on drop.
     ///
     /// # Errors
-    /// When the value cannot be written: without the rights, say.
+    /// When the value cannot be written, for example without permission.
     pub fn new(file: &Path, value: &str, before: &str) -> Result<Changed> {
         changed().push((file.to_owned(), before.to_owned()));
         let changed = Changed {
@@ -44,13 +43,13 @@ impl Drop for Changed {
     }
 }
 
-/// Puts all of them back, for a signal that ends the process.
+/// Restores all settings, for a signal handler that ends the process.
 pub fn put_all_back() {
     changed().drain(..).rev().for_each(|one| restore(&one));
 }
 
 fn restore((file, before): &(PathBuf, String)) {
-    let _ = fs::write(file, before); // it may be gone
+    let _ = fs::write(file, before); // the file may no longer exist
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A small QMP client: commands, their answers, and events.
+//! A small QMP client: commands, replies and events.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::error::{Error, Result, Tail};
 use crate::lines::LineStream;
 
 const ANSWER: Duration = Duration::from_secs(60);
-/// Events nobody waited for are dropped beyond this number.
+/// Maximum number of events kept for later. Beyond it, the oldest are dropped.
 const EVENTS_KEPT: usize = 1024;
 
-/// A connection to QEMU's machine protocol, past the capabilities negotiation.
+/// A QMP connection to QEMU on which the capabilities have been negotiated.
 #[derive(Debug)]
 pub struct Qmp {
     lines: LineStream,
@@ -21,10 +21,10 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects to QEMU's QMP socket and negotiates.
+    /// Connects to QEMU's QMP socket and negotiates capabilities.
     ///
     /// # Errors
-    /// When nobody listens in time, or what answers is no QMP server.
+    /// When no connection is accepted in time, or the other side is not a QMP server.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
         let mut lines = LineStream::connect(path, timeout)?;
         let greeting = lines.receive(Instant::now() + timeout)?.unwrap_or_default();
@@ -42,8 +42,8 @@ impl Qmp {
     /// Runs one command and returns its `return` value.
     ///
     /// # Errors
-    /// [`Error::Qmp`] when QEMU refuses; a timeout when it does not answer within a minute (a
-    /// vhost-user backend that does not answer holds QEMU's main loop).
+    /// [`Error::Qmp`] when QEMU replies with an error. A timeout when QEMU does not reply within a
+    /// minute: an unresponsive vhost-user backend blocks QEMU's main loop.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         self.lines
             .send(&json!({"execute": command, "arguments": arguments}).to_string())?;
@@ -66,8 +66,8 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event of that name (those that came during a command count) and returns its
-    /// data.
+    /// Waits for an event of that name and returns its data. Events that arrived during a command
+    /// count.
     ///
     /// # Errors
     /// A timeout.
@@ -118,7 +118,7 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 
-    /// Answers like QEMU: greeting, then for each command the next of `answers`.
+    /// Replies like QEMU: a greeting, then one of `answers` for each command.
     fn server(path: &Path, answers: &'static [&'static str]) -> std::thread::JoinHandle<()> {
         let listener = UnixListener::bind(path).unwrap();
         std::thread::spawn(move || {

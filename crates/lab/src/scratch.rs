@@ -1,8 +1,8 @@
-//! Folders that a run needs for a while: removed when it is done, when a signal ends it
-//! ([`remove_all`]), and, of a run that was killed, by the next one ([`sweep`]).
+//! Temporary folders of a run. A folder is removed when the run is done or when a signal ends it
+//! ([`remove_all`]). The next run removes the folders of a killed run ([`sweep`]).
 //!
-//! Who made a folder holds a lock on it for as long as it lives, whatever its process id means by
-//! then: a folder that can be locked is nobody's.
+//! The process that created a folder holds a lock on it while it lives, so a folder that can be
+//! locked has no owner. Process ids would not show this, because they are reused.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,12 +17,12 @@ use crate::control_groups;
 use crate::error::{Context, Error, Result};
 
 const PREFIX: &str = "fathom-scratch-";
-/// On a disk: /tmp may be in memory.
+/// Parent of folders for images. It must be on a disk, and /tmp may be in memory.
 const ON_DISK: &str = "/var/tmp";
-/// A process that is just being ended may still write into a folder.
+/// Attempts to remove a folder: a process that is just being ended may still write into it.
 const ATTEMPTS: u32 = 5;
 
-/// What a signal has to remove.
+/// Folders that a signal handler must remove.
 static LIVING: Mutex<Living> = Mutex::new(Living {
     folders: Vec::new(),
     is_ending: false,
@@ -33,26 +33,27 @@ struct Living {
     is_ending: bool,
 }
 
-/// A folder, removed on drop.
+/// A temporary folder, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    // Fields are dropped in order: nobody else may remove it while we do.
+    // Fields are dropped in order: the lock keeps others from removing the folder during our
+    // removal.
     dir: TempDir,
     _lock: File,
 }
 
 impl Scratch {
-    /// For small files.
+    /// Creates a folder for small files.
     pub fn small() -> Result<Scratch> {
         Scratch::within(&std::env::temp_dir())
     }
 
-    /// For images.
+    /// Creates a folder for images.
     pub fn on_disk() -> Result<Scratch> {
         Scratch::within(disk())
     }
 
-    /// A folder in `parent`.
+    /// Creates a folder in `parent`.
     pub fn within(parent: &Path) -> Result<Scratch> {
         let prefix = format!("{PREFIX}{}-", std::process::id());
         let what = || format!("cannot create a directory in {}", parent.display());
@@ -63,7 +64,7 @@ impl Scratch {
             }
             let mut builder = tempfile::Builder::new();
             let dir = builder.prefix(&prefix).tempdir_in(parent).context(what)?;
-            // Another run's sweep may have been faster.
+            // Another run's sweep may have taken the lock first.
             if let Some(lock) = lock(dir.path()) {
                 living.folders.push(dir.path().to_owned());
                 return Ok(Scratch { dir, _lock: lock });
@@ -75,7 +76,8 @@ impl Scratch {
         self.dir.path()
     }
 
-    /// The folder's own name, which nothing else has: control groups of that name go with it.
+    /// Returns the folder's unique name. [`remove_all`] and [`sweep`] also remove control groups of
+    /// that name.
     pub fn name(&self) -> String {
         let name = self.path().file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
@@ -93,20 +95,20 @@ fn living() -> MutexGuard<'static, Living> {
     LIVING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where folders for images are made.
+/// Returns the parent of folders for images.
 pub(crate) fn disk() -> &'static Path {
     let disk = Path::new(ON_DISK);
     if disk.is_dir() { disk } else { Path::new(".") }
 }
 
-/// None when somebody else has it, or it is gone by now.
+/// Locks a folder. Returns `None` if another process holds the lock or the folder no longer exists.
 fn lock(path: &Path) -> Option<File> {
     let dir = File::open(path).ok()?;
     flock(&dir, FlockOperation::NonBlockingLockExclusive).ok()?;
     path.is_dir().then_some(dir)
 }
 
-/// Removes the folders of this process, for a signal that ends it; no more are made.
+/// Removes the folders of this process, for a signal handler that ends it. No more can be created.
 pub fn remove_all() {
     let mut living = living();
     living.is_ending = true;
@@ -115,12 +117,12 @@ pub fn remove_all() {
     }
 }
 
-/// Whether a signal is about to end this process: whatever fails now fails because of that.
+/// Returns whether a signal is ending this process: later failures are consequences of that.
 pub fn is_ending() -> bool {
     living().is_ending
 }
 
-/// Removes the folders of this user's runs that were killed.
+/// Removes the folders that this user's killed runs have left.
 pub fn sweep() {
     for parent in [&std::env::temp_dir(), disk()] {
         let entries = fs::read_dir(parent).into_iter().flatten().flatten();
@@ -137,7 +139,7 @@ pub fn sweep() {
     }
 }
 
-/// A folder of our own, not a link of somebody's to one.
+/// Returns whether the path is a folder of this user, not a symbolic link to one.
 fn is_own(path: &Path) -> bool {
     let data = fs::symlink_metadata(path);
     data.is_ok_and(|data| data.is_dir() && data.uid() == rustix::process::geteuid().as_raw())
@@ -173,7 +175,7 @@ mod tests {
         let link = of_this_test("link");
         std::os::unix::fs::symlink(target.path(), &link).unwrap();
         sweep();
-        // Another run's sweep may be at it, which ours leaves it to.
+        // Another run's sweep may hold the lock and remove it instead of ours.
         fathom_testing::until("the end of an old folder", || !left.exists());
         assert!(held.path().join("file").exists());
         assert!(target.path().exists());

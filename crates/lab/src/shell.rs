@@ -1,6 +1,6 @@
-//! Text for shells.
+//! Quotes text for shells.
 
-/// A word for a shell, whatever is in it.
+/// Quotes any text as one word of a shell.
 pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

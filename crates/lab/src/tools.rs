@@ -1,4 +1,4 @@
-//! A read-only disk with the host's own programs for the guest: fio, mkfs and their libraries.
+//! Builds a read-only disk with the host's programs for the guest: fio, mkfs and their libraries.
 
 use std::path::{Path, PathBuf};
 
@@ -6,28 +6,30 @@ use crate::disk_image::Contents;
 use crate::error::Result;
 use crate::host;
 
-/// Programs that guests get in /usr/bin, beyond busybox: (the host's name, the guest's). Where
-/// busybox has a command of the same name its shell prefers its own, unless the path is given.
+/// Programs that guests get in /usr/bin in addition to busybox: (name on the host, name in the
+/// guest). If busybox has a command of that name, its shell prefers its own unless the path is
+/// given.
 const PROGRAMS: &[(&str, &str)] = &[
     ("fio", "fio"),
     ("mke2fs", "mkfs.ext4"),
     ("e2fsck", "fsck.ext4"),
     ("blkdiscard", "blkdiscard"),
 ];
-/// Likewise, where this machine has them: an experiment that needs one says so.
+/// Further programs, if the host has them. An experiment that needs one checks for it.
 const OPTIONAL: &[(&str, &str)] = &[
     ("mkfs.xfs", "mkfs.xfs"),
     ("mkfs.btrfs", "mkfs.btrfs"),
     ("bonnie++", "bonnie++"),
 ];
-/// For guests whose CPUs are sampled; its libraries are three times the size of all others'.
+/// Profiler for guests whose CPUs are sampled. Its libraries are three times the size of all
+/// others.
 const PROFILER: &str = "perf";
 const CONFIGURATION: &[&str] = &["/etc/mke2fs.conf"];
-/// The guest links these directories into its root, also where nothing is in them.
+/// Directories that the guest links into its root. They exist even if empty.
 const DIRECTORIES: &[&str] = &["lib", "lib64", "usr/lib", "usr/sbin", "etc"];
 
-/// The image, made when it is not in the cache yet: an updated fio makes a new one. There is one
-/// with the profiler, and one without.
+/// Returns the image from the cache, or creates it. An updated program leads to a new image. The
+/// images with and without the profiler are separate.
 ///
 /// # Errors
 /// When a program is missing or the image cannot be made.

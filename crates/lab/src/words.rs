@@ -1,7 +1,7 @@
-//! Types whose values are words of options: each is defined by its list of words.
+//! Enums whose values are words of options. Each enum is defined by its list of words.
 
-/// An enum with a word for each value: `ALL`, `FORM` (for help), `name()`, and both ways between
-/// value and word.
+/// Defines an enum with a word for each value. It has `ALL`, `FORM` (for help), `name()`, `Display`
+/// and `FromStr`.
 macro_rules! words {
     (
         $(#[$meta:meta])*
@@ -18,12 +18,12 @@ macro_rules! words {
         }
 
         impl $type {
-            /// All of them.
+            /// All values.
             pub const ALL: &[$type] = &[$type::$first $(, $type::$value)*];
-            /// How to say them.
+            /// All words, separated by commas.
             pub const FORM: &str = concat!($first_word $(, ", ", $word)*);
 
-            /// Its word.
+            /// Returns the word of the value.
             pub fn name(self) -> &'static str {
                 match self {
                     $type::$first => $first_word,
@@ -56,7 +56,7 @@ pub(crate) use words;
 #[cfg(test)]
 mod tests {
     words! {
-        /// Of traffic lights.
+        /// A traffic light.
         pub enum Colour {
             Red = "red",
             Green = "go-on",

@@ -1,5 +1,5 @@
-//! The benchmark that runs in the guest and on the host, and its file of events: `crates/load`'s
-//! requests with their own stamps.
+//! The benchmark that runs in the guest and on the host, and its event file. The requests are those
+//! of `crates/load`, with a timestamp at the start and end of each.
 //!
 //! ```no_run
 //! use fathom_lab::workload::{self, Limit, Options};
@@ -22,16 +22,17 @@ use fathom_run::{Benchmark, Clock, Event, Kind, Pair, StreamInfo, StreamWriter, 
 
 use crate::error::Result;
 
-/// What was measured.
+/// Result of a benchmark.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The overall figures: the wiki's way.
+    /// Overall figures, computed as the wiki defines them.
     pub benchmark: Benchmark,
-    /// Both clocks, before and after, for `Clocks::guest` or `Clocks::host`.
+    /// Readings of both clocks before and after the benchmark, for `Clocks::guest` or
+    /// `Clocks::host`.
     pub pairs: [Pair; 2],
-    /// Whether the stamps are of the TSC; else CLOCK_MONOTONIC's nanoseconds.
+    /// Whether the timestamps are TSC ticks. Otherwise they are nanoseconds of CLOCK_MONOTONIC.
     pub is_tsc: bool,
-    /// The thread that made the calls.
+    /// Id of the thread that issued the requests.
     pub tid: u32,
     records: Vec<Record>,
     injections: Vec<Injection>,
@@ -39,16 +40,15 @@ pub struct Outcome {
     write: bool,
 }
 
-/// The place of an injected delay, as the file's strings say it.
+/// Place of an injected delay, an entry in the file's string table.
 const PLACE: &str = "guest";
-/// Arguments of [`Kind::BenchOperation`], the widest of the file.
+/// Number of arguments of [`Kind::BenchOperation`], the widest event in the file.
 const WIDTH: usize = 5;
 
 /// Runs the benchmark to its end.
 ///
 /// # Errors
-/// As [`stamped::run`]. Single operations that fail are counted in
-/// [`fathom_run::Benchmark::errors`].
+/// Those of [`stamped::run`]. Failed operations are counted in [`fathom_run::Benchmark::errors`].
 pub fn run(options: &Options) -> Result<Outcome> {
     let measured = stamped::run(options)?;
     let operations = measured.records.len() as u64;
@@ -76,7 +76,7 @@ pub fn run(options: &Options) -> Result<Outcome> {
 }
 
 impl Outcome {
-    /// The measured operations as events, in order of time, the injected delays among them.
+    /// Returns the measured operations and the injected delays as events, in order of time.
     pub fn events(&self) -> impl Iterator<Item = Event> {
         let mut operations = self.records.iter().peekable();
         let mut delays = self.injections.iter().peekable();
@@ -111,10 +111,10 @@ impl Outcome {
         Event::new(delay.end, Kind::Injected, 0, self.tid, &args)
     }
 
-    /// Writes the events to a file; their number.
+    /// Writes the events to a file and returns their number.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn write(&self, path: &Path) -> fathom_run::Result<u64> {
         let mut writer = StreamWriter::create(path, WIDTH, vec![PLACE.to_owned()])?;
         for event in self.events() {
@@ -123,7 +123,7 @@ impl Outcome {
         writer.finish()
     }
 
-    /// The clock of the events, measured in the guest or on the host.
+    /// Returns the clock of the events, for a benchmark in the guest or on the host.
     pub fn clock(&self, on_host: bool) -> Clock {
         match (on_host, self.is_tsc) {
             (true, true) => Clock::HostTsc,
@@ -133,10 +133,10 @@ impl Outcome {
         }
     }
 
-    /// Writes `NAME.events` into a round's folder, and says what it is for `run.json`.
+    /// Writes `NAME.events` into a round's folder and returns its description for `run.json`.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn save(&self, round: &Path, name: &str, on_host: bool) -> fathom_run::Result<StreamInfo> {
         let events = self.write(&round.join(format!("{name}.events")))?;
         Ok(StreamInfo {
