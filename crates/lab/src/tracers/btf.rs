@@ -6,8 +6,8 @@ use std::path::Path;
 const MAGIC: u16 = 0xeb9f;
 const KIND_STRUCT: u32 = 4;
 
-/// The offset in bytes of a member of a structure of the running kernel; None where the kernel
-/// has no type information, no such structure or no such member.
+/// Returns the offset in bytes of a structure's member in the running kernel. Returns `None` if the
+/// kernel has no type information, no such structure or no such member.
 pub(crate) fn member_offset(structure: &str, member: &str) -> Option<usize> {
     let bytes = std::fs::read(Path::new("/sys/kernel/btf/vmlinux")).ok()?;
     find(&bytes, structure, member)
@@ -26,7 +26,7 @@ fn find(bytes: &[u8], structure: &str, member: &str) -> Option<usize> {
     None
 }
 
-/// The two sections of a BTF file.
+/// The types and strings sections of a BTF file.
 struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
@@ -52,7 +52,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Three words of the types' section: what every type starts with, and what a member is.
+    /// Returns three words of the types section: the header of a type, or a member.
     fn words(&self, at: usize) -> Option<[u32; 3]> {
         let bytes = self.types.get(at..at.checked_add(12)?)?;
         let (words, _) = bytes.as_chunks::<4>();
@@ -67,7 +67,7 @@ impl<'a> Btf<'a> {
     fn member(&self, at: usize, count: usize, has_sizes: bool, wanted: &str) -> Option<usize> {
         (0..count).find_map(|index| {
             let [name, _, offset] = self.words(at + index * 12)?;
-            // With the flag, the upper 8 bits are the size of a bit field.
+            // With the flag set, the upper 8 bits are the size of a bit field.
             let bits = if has_sizes {
                 offset & 0xff_ffff
             } else {
@@ -79,7 +79,8 @@ impl<'a> Btf<'a> {
     }
 }
 
-/// Bytes that follow the three words of a type; None for a kind that we do not know.
+/// Returns the number of bytes after the three header words of a type, or `None` for an unknown
+/// kind.
 fn extra(kind: u32, count: usize) -> Option<usize> {
     Some(match kind {
         2 | 7..=12 | 16 | 18 => 0,
@@ -152,8 +153,8 @@ mod tests {
         }
     }
 
-    /// Where the kernel has type information, a structure that user space also knows by its size
-    /// tells whether we read it right.
+    /// If the kernel has type information, a structure with a known layout shows that it is parsed
+    /// correctly.
     #[test]
     fn the_running_kernel_agrees() {
         if Path::new("/sys/kernel/btf/vmlinux").exists() {

@@ -7,10 +7,11 @@ use fathom_run::Pair;
 use fathom_trace::clock::monotonic_ns;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The tightest of a few readings: an interrupt between the two clocks would show as an error.
+/// Number of readings, of which the tightest is used. An interrupt between the two clocks would
+/// appear as an error.
 const READINGS: usize = 16;
 
-/// The time stamp counter (0 where there is none) and CLOCK_MONOTONIC, read together.
+/// Reads the time stamp counter (0 if there is none) and CLOCK_MONOTONIC at the same moment.
 pub fn pair() -> Pair {
     let reading = |_| {
         let before = tsc();
@@ -24,7 +25,7 @@ pub fn pair() -> Pair {
     tightest.map(|(_, pair)| pair).expect("there are readings")
 }
 
-/// How fast the time stamp counter runs, in kHz; 0 where there is none.
+/// Returns the frequency of the time stamp counter in kHz, or 0 if there is none.
 pub fn tsc_khz() -> u64 {
     const APART: Duration = Duration::from_millis(20);
     static SEEN: OnceLock<u64> = OnceLock::new();
@@ -38,7 +39,7 @@ pub fn tsc_khz() -> u64 {
     })
 }
 
-/// CLOCK_REALTIME minus CLOCK_MONOTONIC, in ns.
+/// Returns CLOCK_REALTIME minus CLOCK_MONOTONIC, in nanoseconds.
 pub fn realtime_minus_monotonic_ns() -> i64 {
     let reading = |_| {
         let before = monotonic_ns();

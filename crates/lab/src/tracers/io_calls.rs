@@ -1,6 +1,6 @@
-//! What a disk's server without stamps of its own asks of the kernel: when it waits for work, and
-//! when it hands on I/O. From that, a report tells when the server woke, submitted and had its
-//! result.
+//! Records the system calls of a disk's server that has no timestamps of its own: its waits for
+//! work and its I/O submissions. From these, a report derives when the server woke, submitted the
+//! I/O and received the result.
 
 use std::collections::HashMap;
 
@@ -13,19 +13,19 @@ use crate::error::Result;
 
 pub use super::syscalls::Options;
 
-/// The name of the file, and in a round's list.
+/// Name of the event file and of the collector in a round's list.
 pub const NAME: &str = "io-calls";
 
 /// Starts to record these calls of the server's threads.
 ///
 /// # Errors
-/// When the kernel does not trace system calls, or the threads are our own.
+/// When the kernel cannot trace system calls, or a thread belongs to this process.
 pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Syscalls> {
     let numbers: Vec<u64> = IO_CALLS.iter().map(|(number, _)| *number).collect();
     syscalls::start_some(tracefs, NAME, options, &numbers)
 }
 
-/// Of a server that has no stamps of its own.
+/// Records the calls of the scene's server, unless the server has timestamps of its own.
 pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
     let options = Options {
         threads: scene.serving,
@@ -35,7 +35,7 @@ pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
     (!is_told).then(|| boxed(start(scene.tracefs, &options)))
 }
 
-/// The threads of a server that are worth watching: all but vCPUs.
+/// Returns the server's threads to record: all except vCPUs.
 pub fn threads_of(threads: &[Thread], server: u32) -> Vec<u32> {
     let serving = threads
         .iter()
@@ -43,21 +43,21 @@ pub fn threads_of(threads: &[Thread], server: u32) -> Vec<u32> {
     serving.map(|thread| thread.tid).collect()
 }
 
-/// What threads were seen to do. By that those are told whose names say nothing
-/// (qemu-storage-daemon gives its threads none, QEMU without `debug-threads=on`).
+/// What threads were seen to do. It determines the roles of threads without meaningful names:
+/// qemu-storage-daemon names no threads, and QEMU does only with `debug-threads=on`.
 #[derive(Clone, Debug, Default)]
 pub struct Deeds(HashMap<u32, Deed>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Deed {
     waits: bool,
-    /// It hands I/O to the kernel, or interrupts to the guest.
+    /// Whether the thread submits I/O to the kernel, or interrupts to the guest.
     serves: bool,
     sync: bool,
 }
 
 impl Deeds {
-    /// Notes an event of this collector's, of the system calls' or of KVM's.
+    /// Records an event of this collector, of the system call collector or of KVM's.
     pub fn add(&mut self, event: &Event) {
         let call = match event.kind {
             Kind::SysEnter => io_call(&event.args),
@@ -73,8 +73,9 @@ impl Deeds {
         }
     }
 
-    /// Gives a server's threads of unknown role theirs: one that waits for work and submits I/O or
-    /// sends interrupts is an I/O thread, one that does I/O and waits for nothing is of a pool.
+    /// Assigns roles to the server's threads of unknown role. A thread that waits for work and
+    /// submits I/O or interrupts is an I/O thread. A thread that does synchronous I/O and never
+    /// waits is in a pool.
     pub fn tell_roles(&self, threads: &mut [Thread], server: u32) {
         let unknown = |thread: &&mut Thread| thread.pid == server && thread.role == Role::Other;
         for thread in threads.iter_mut().filter(unknown) {

@@ -1,9 +1,9 @@
-//! Collectors: each records one layer of the stack into a file of events of a round's folder.
+//! Collectors, each of which records one layer of the stack into an event file in a round's folder.
 //!
-//! All are used alike: [`Collector`]s are started one by one, run during the window, are halted
-//! together, and then write what they have ([`stop_all`]). Which of them follow a disk's requests on
-//! a host is one list ([`on_host`]). Those over the kernel's tracing are
-//! built on [`ftrace::Recorder`], each with an instance of its own.
+//! All [`Collector`]s are used alike. They are started one by one, run during the window, are
+//! halted together, and then write their files ([`stop_all`]). One list has the collectors that
+//! follow a disk's requests on a host ([`on_host`]). Collectors over the kernel's tracing are built
+//! on [`ftrace::Recorder`], each with its own instance.
 
 pub mod block;
 mod btf;
@@ -31,47 +31,48 @@ use crate::error::Result;
 pub use clocks::{pair, realtime_minus_monotonic_ns, tsc_khz};
 pub use tracefs::{Instance, Tracefs, remove_all, remove_all_on_abort};
 
-/// What a collector leaves in a round's folder.
+/// Result of a collector in a round's folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Its files.
+    /// The event files.
     pub streams: Vec<StreamInfo>,
-    /// What it could not do, a line each, for the report's reader.
+    /// Problems for the report, one line each.
     pub problems: Vec<String>,
 }
 
 impl Collected {
-    /// Adds what another collector left.
+    /// Adds the result of another collector.
     pub fn merge(&mut self, other: Collected) {
         self.streams.extend(other.streams);
         self.problems.extend(other.problems);
     }
 }
 
-/// A collector that runs.
+/// A running collector.
 pub trait Collector {
-    /// Its name in [`Round::traced`](fathom_run::Round::traced), and that of its file.
+    /// Returns the name of the collector in [`Round::traced`](fathom_run::Round::traced) and of its
+    /// file.
     fn name(&self) -> &'static str;
 
-    /// Ends recording, quickly; what was recorded is kept.
+    /// Stops recording quickly. The recorded events stay.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel rejects it.
     fn halt(&mut self) -> Result<()>;
 
-    /// Keeps only what happened between two instants: collectors that were started one after the
-    /// other shall tell of the same time.
+    /// Restricts the recording to the time between two instants, so that collectors that were
+    /// started one after the other cover the same time.
     fn keep(&mut self, since: Pair, until: Pair);
 
-    /// Writes what was recorded into the folder `round`.
+    /// Writes the recorded events into the folder `round`.
     ///
     /// # Errors
-    /// When it cannot be read or written.
+    /// When the events cannot be read or written.
     fn stop(self: Box<Self>, round: &Path) -> Result<Collected>;
 }
 
-/// Halts all collectors, then lets each write its file. One that fails becomes a problem: what
-/// the others have stays usable.
+/// Halts all collectors, then makes each write its file. A collector that fails adds a problem; the
+/// results of the others stay usable.
 pub fn stop_all(mut collectors: Vec<Box<dyn Collector>>, round: &Path) -> Collected {
     let mut all = Collected::default();
     for collector in &mut collectors {
@@ -90,7 +91,7 @@ pub fn stop_all(mut collectors: Vec<Box<dyn Collector>>, round: &Path) -> Collec
     all
 }
 
-/// A collector as one of many.
+/// Converts a concrete collector to a boxed one.
 fn boxed<C: Collector + 'static>(started: Result<C>) -> Result<Box<dyn Collector>> {
     started.map(|collector| Box::new(collector) as Box<dyn Collector>)
 }

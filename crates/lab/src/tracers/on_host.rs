@@ -1,14 +1,14 @@
-//! Who records a disk's way through its host. A collector that is to follow requests has one line here.
+//! Lists the collectors that record a disk's path through its host. Each has one line here.
 
 use super::scene::Scene;
 use super::{Collector, block, fathom, io_calls, kvm, syscalls};
 use crate::error::Result;
 use fathom_units::cause;
 
-/// Starts a collector; `None`: there is nothing for it here.
+/// Starts a collector. `None` means that the scene has nothing for it to record.
 pub type Start = fn(&Scene) -> Option<Result<Box<dyn Collector>>>;
 
-/// Of requests, on their way through all layers.
+/// Collectors that follow requests through all layers.
 pub const LAYERS: &[(&str, Start)] = &[
     (block::NAME, block::in_scene),
     (fathom::NAME, fathom::in_scene),
@@ -16,10 +16,11 @@ pub const LAYERS: &[(&str, Start)] = &[
     (kvm::NAME, kvm::in_scene),
 ];
 
-/// Of what threads ask of the kernel, which costs more.
+/// Collectors of the threads' system calls, which cost more.
 pub const CALLS: &[(&str, Start)] = &[(syscalls::NAME, syscalls::in_scene)];
 
-/// Starts them. One that cannot be had is a problem, and leaves its layers to those around it.
+/// Starts the collectors. A collector that fails adds a problem, and its layers are attributed to
+/// the layers around them.
 pub fn start(
     which: &[(&str, Start)],
     scene: &Scene,

@@ -1,4 +1,4 @@
-//! What there is to record of a disk's way through its host.
+//! The objects to record on a disk's path through its host.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use super::ftrace::Mode;
 pub struct Scene<'a> {
     pub tracefs: &'a Tracefs,
     pub mode: Mode,
-    /// Of QEMU and of the disk's server.
+    /// Thread ids of QEMU and of the disk's server.
     pub threads: &'a [u32],
-    /// Of the disk's server, those that may serve it.
+    /// Thread ids of the disk's server that may serve the disk.
     pub serving: &'a [u32],
-    /// The block device below its image: dev_t of the whole, and of its partitions that count.
+    /// The block device below the image: dev_t of the whole disk, and of its relevant partitions.
     pub device: Option<(u64, &'a [u64])>,
-    /// Where a server that has stamps of its own is asked for them.
+    /// API socket of a server that has timestamps of its own.
     pub api: Option<&'a Path>,
-    /// QEMU's.
+    /// Name of QEMU's accelerator.
     pub accelerator: &'a str,
 }

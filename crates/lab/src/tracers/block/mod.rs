@@ -1,4 +1,4 @@
-//! The host's block layer: what becomes of the image's I/O on the device below it.
+//! Traces the host's block layer: the image's I/O on the device below it.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use super::scene::Scene;
 use super::{Collected, Collector, Tracefs, boxed};
 use crate::error::Result;
 
-/// The name of the file, and in a round's list.
+/// Name of the event file and of the collector in a round's list.
 pub const NAME: &str = "block";
 
 const DEV: Source = Source::Device("dev");
 const SECTOR: Source = Source::Field("sector");
 const SECTORS: Source = Source::Field("nr_sector");
 const RWBS: Source = Source::Rwbs("rwbs");
-/// The argument's name changed in 5.18.
+/// The field's name changed in Linux 5.18.
 const ERROR: Source = Source::Errno("error", "errors");
 
-/// Events of a request or a bio; the guest's collector records the first three as well.
+/// Events of a request or a bio. The guest's collector records the first three as well.
 pub(super) const EVENTS: &[(&str, Kind, &[Source])] = &[
     (
         "block/block_bio_queue",
@@ -53,18 +53,18 @@ pub(super) const EVENTS: &[(&str, Kind, &[Source])] = &[
     ),
 ];
 
-/// What to record.
+/// Options of the recording.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// dev_t of the whole disk (major << 20 | minor): that of the events in the file.
+    /// dev_t of the whole disk (major << 20 | minor). All events in the file have this number.
     pub dev: u64,
-    /// dev_t of its partitions that count: bios are queued under their name, though with sectors
-    /// of the whole disk.
+    /// dev_t of its relevant partitions. Bios carry a partition's number, but sectors of the whole
+    /// disk.
     pub partitions: &'a [u64],
     pub mode: Mode,
 }
 
-/// The block layer's events, being recorded.
+/// A running recording of the block layer's events.
 #[derive(Debug)]
 pub struct Block {
     recorder: Recorder,
@@ -73,7 +73,7 @@ pub struct Block {
 /// Starts to record the events of one device.
 ///
 /// # Errors
-/// When the kernel does not trace.
+/// When the kernel does not support tracing.
 pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Block> {
     let mut recorder = Recorder::new(tracefs, NAME, options.mode)?;
     let mut filter = format!("dev == {}", options.dev);
@@ -88,7 +88,7 @@ pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Block> {
     Ok(Block { recorder })
 }
 
-/// Of the device below the disk's image.
+/// Records the device below the disk's image.
 pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
     let (dev, partitions) = scene.device?;
     let options = Options {

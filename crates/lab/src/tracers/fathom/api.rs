@@ -1,4 +1,4 @@
-//! Asking a server about its disk.
+//! Queries a server about its disk.
 
 use std::path::{Path, PathBuf};
 
@@ -8,20 +8,20 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 
-/// What a server says of its disk, as far as tracers care.
+/// A server's description of its disk, limited to the fields that tracers need.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Info {
     pub pid: u32,
     /// The disk's name.
     pub name: String,
-    /// The image's path, `memory` or `null`.
+    /// Path of the image, or `memory` or `null`.
     pub disk: String,
     pub version: String,
     /// `io_uring`, `native` or `threads`.
     pub engine: String,
-    /// `none`, `writeback`, ...; None for disks without files.
+    /// `none`, `writeback`, ...; `None` for disks without files.
     pub cache: Option<String>,
-    /// The file that it traces to.
+    /// File to which the server traces the disk.
     pub trace: Option<PathBuf>,
     workers: Vec<Worker>,
     filters: Vec<Filter>,
@@ -39,19 +39,19 @@ struct Filter {
 }
 
 impl Info {
-    /// Ns for which all workers together have looked for work instead of sleeping, so far.
+    /// Returns the total time in nanoseconds that all workers have polled for work so far.
     pub fn polled_ns(&self) -> u64 {
         self.workers.iter().map(|worker| worker.polled_ns).sum()
     }
 
-    /// The names of the disk's filters, in the order in which requests meet them.
+    /// Returns the names of the disk's filters in the order in which requests pass them.
     pub fn filters(&self) -> Vec<String> {
         let names = self.filters.iter().map(|filter| filter.name.clone());
         names.collect()
     }
 }
 
-/// A disk, at its server.
+/// A disk on a server.
 #[derive(Debug)]
 pub struct Api {
     client: Client,
@@ -73,10 +73,10 @@ impl Api {
         Api { client, disk }
     }
 
-    /// Connects to the socket of a server that has one disk.
+    /// Connects to the socket of a server that serves exactly one disk.
     ///
     /// # Errors
-    /// When nobody listens there, or it is unknown which of several disks is meant.
+    /// When no server accepts the connection, or the server has several disks or none.
     pub fn connect(path: &Path) -> Result<Api> {
         let client = Client::connect(path).map_err(said)?;
         let Disks { mut disks } = client.get(&["v1", "disks"]).send().map_err(said)?;
@@ -92,25 +92,25 @@ impl Api {
         }
     }
 
-    /// What is running.
+    /// Returns the description of the disk.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When the server does not respond.
     pub fn info(&self) -> Result<Info> {
         let shown: Shown = self.client.get(&self.place()[..3]).send().map_err(said)?;
         Ok(shown.state)
     }
 
-    /// Its times by operation and stage, as `fathom stats --json` prints them.
+    /// Returns the disk's times by operation and stage, as `fathom stats --json` prints them.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When the server does not respond.
     pub fn stats(&self) -> Result<Value> {
         let place = ["v1", "disks", &self.disk, "stats"];
         self.client.get(&place).send().map_err(said)
     }
 
-    /// Switches tracing on, to a new file, or off.
+    /// Switches tracing to a new file, or off.
     ///
     /// # Errors
     /// When the server cannot write the file.
@@ -128,7 +128,7 @@ impl Api {
         .map_err(said)
     }
 
-    /// Of its trace, below itself.
+    /// Returns the API path of the disk's trace.
     fn place(&self) -> [&str; 4] {
         ["v1", "disks", &self.disk, "trace"]
     }

@@ -1,4 +1,4 @@
-//! From the ring's records to events.
+//! Converts the trace ring's records to events.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use fathom_run::{Event, Kind, flags};
 use fathom_trace::ring::Entry;
 use fathom_trace::{Op, Wire};
 
-/// Thread ids of a daemon's workers, by their number. 0 where it is not known.
+/// Returns the thread ids of a server's workers, by worker number. Unknown ids are 0.
 pub(super) fn workers(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()
@@ -50,7 +50,8 @@ pub(super) fn event(entry: &Entry, workers: &[u32]) -> Event {
     Event::new(start, Kind::FathomRequest, 0, tid, &args)
 }
 
-/// Writing zeroes is a write and a discard; what moves no data is a flush.
+/// Returns the flags of an operation. Writing zeroes is a write and a discard. An operation that
+/// moves no data is a flush.
 fn bits(op: Op) -> u64 {
     match op {
         Op::Read => 0,

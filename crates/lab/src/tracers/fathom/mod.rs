@@ -1,4 +1,5 @@
-//! Fathom's own trace: every request of a running `fathom serve`, with the stamps of its stages.
+//! Records Fathom's own trace: every request of a running `fathom serve`, with a timestamp per
+//! stage.
 
 mod api;
 mod convert;
@@ -21,30 +22,30 @@ use crate::scratch::Scratch;
 
 pub use api::{Api, Info};
 
-/// The name of the file, and in a round's list.
+/// Name of the event file and of the collector in a round's list.
 pub const NAME: &str = "fathom";
 
-/// Between two looks at the ring. At a million requests a second of one worker its 32768 records
-/// last for 32 ms.
+/// Interval between two reads of the ring. One worker at a million requests per second fills its
+/// 32768 records in 32 ms.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Memory, not a disk whose own requests are being measured.
+/// Folder of the trace ring. It is in memory, so its writes do not disturb the measured disk.
 const SCRATCH: &str = "/dev/shm";
 
-/// A daemon's trace, being drained.
+/// A running recording of a server's trace.
 #[derive(Debug)]
 pub struct Fathom {
     api: Api,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<Drained>>>,
-    /// The trace was off before, and is to be off again.
+    /// Whether the trace was off before the recording and must be switched off again.
     switch_off: bool,
     problems: Vec<String>,
     kept: Option<(Pair, Pair)>,
-    // Removed when all is done.
+    // Dropped last, when the ring is no longer in use.
     _scratch: Option<Scratch>,
 }
 
-/// What the thread brings back.
+/// Result of the drain thread.
 #[derive(Debug)]
 struct Drained {
     events: Vec<Event>,
@@ -52,17 +53,16 @@ struct Drained {
     clock: Clock,
 }
 
-/// Of a server that has stamps of its own.
+/// Records the trace of the scene's server, if it has timestamps of its own.
 pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
     let api = Api::connect(scene.api?);
     Some(boxed(api.and_then(start)))
 }
 
-/// Starts to drain the trace of this disk. Where tracing was off, it is switched on for the time of
-/// the recording.
+/// Starts to drain this disk's trace. If tracing was off, it is on only during the recording.
 ///
 /// # Errors
-/// When the server does not answer, or cannot trace.
+/// When the server does not respond, or cannot trace.
 pub fn start(api: Api) -> Result<Fathom> {
     let info = api.info()?;
     let (file, scratch) = match &info.trace {
@@ -96,7 +96,7 @@ pub fn start(api: Api) -> Result<Fathom> {
     }
 }
 
-/// A folder that the daemon may write to, whoever it runs as.
+/// Creates a folder that belongs to the server's user, so that the server can write to it.
 fn scratch_for(pid: u32) -> Result<Scratch> {
     use std::os::unix::fs::MetadataExt;
     let what = || "cannot make a folder for Fathom's trace".to_owned();
@@ -123,7 +123,7 @@ fn drain(
     let workers = convert::workers(pid);
     let body = move || {
         let (mut entries, mut events) = (Vec::new(), Vec::new());
-        // What was overwritten before we came is nobody's loss.
+        // Records that were overwritten before the recording started do not count as lost.
         let (mut lost, mut is_first) = (0, true);
         loop {
             let last = stop.load(Ordering::Acquire);
@@ -216,7 +216,7 @@ impl Collector for Fathom {
     }
 }
 
-/// Requests are recorded when they end, and told by their start.
+/// Writes the events in order of their start. The ring has the requests in order of completion.
 fn write(mut events: Vec<Event>, path: &Path) -> Result<u64> {
     events.sort_by_key(|event| event.time);
     let mut writer =

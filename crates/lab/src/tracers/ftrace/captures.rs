@@ -1,4 +1,4 @@
-//! Real traces against the kernel's own text of the same events, and against damage.
+//! Tests real traces against the kernel's own text of the same events, and against damage.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,12 +18,12 @@ const ALL: Selection = Selection {
     dropped: 0,
 };
 
-/// A folder of tests/data/ftrace, read with the collectors' own tables.
+/// A capture in tests/data/ftrace, read with the collectors' own tables.
 struct Capture {
     dir: PathBuf,
     plan: Plan,
     text: TextReader,
-    /// Events whose text does not tell all that is needed.
+    /// Events whose text lacks a field that is needed.
     untold: Vec<String>,
     functions: Vec<(String, Kind)>,
 }
@@ -73,7 +73,7 @@ impl Capture {
         events.push(("cap/vring_interrupt", Kind::VringInterrupt, &interrupt));
         events.push(("irq/irq_handler_entry", Kind::IrqHandlerEntry, &irq));
         let mut capture = Capture::open("guest", &events);
-        // Called once more by the function tracer: as the kind of the function.
+        // Function tracer: a call of the function is an event of this kind.
         capture.functions = vec![("virtblk_done".into(), Kind::VirtblkDone)];
         let kind_of = |name: &str| (name == "virtblk_done").then_some(Kind::VirtblkDone);
         let symbols = Symbols::parse(&capture.read("kallsyms"), kind_of);
@@ -122,8 +122,8 @@ fn counts(events: &[Event]) -> BTreeMap<Kind, usize> {
     counts
 }
 
-/// Every event from the pages is the one that the kernel printed, with all its arguments, wherever
-/// its words tell them.
+/// Asserts that each event from the pages equals the event that the kernel printed, with all
+/// arguments. Kinds whose text lacks a field are skipped.
 fn agree(capture: &Capture) -> Vec<Event> {
     let (events, written) = capture.decode(&capture.pages());
     assert_eq!(
@@ -152,7 +152,8 @@ fn the_hosts_pages_say_what_the_kernel_printed() {
     let events = agree(&capture);
     let lines = capture.lines();
     assert_eq!(events.len(), lines.len());
-    // What is printed of these cannot be undone; so the words are made from the events.
+    // The text of these events cannot be converted back, so the expected text comes from the
+    // events.
     let mut untold = capture.untold.clone();
     untold.sort();
     assert_eq!(
@@ -212,7 +213,7 @@ fn the_guests_pages_say_what_the_kernel_printed() {
     ] {
         assert_eq!(counts[&kind], count, "{}", kind.name());
     }
-    // The queue that was kicked is the one whose interrupt the handler was called for.
+    // The interrupt of the queue that was kicked called the handler.
     let handled = events
         .iter()
         .find(|event| event.kind == Kind::IrqHandlerEntry);
@@ -251,7 +252,7 @@ fn only_what_was_asked_for_is_kept() {
     assert!(events[..11].iter().all(|event| event.cpu == 3));
 }
 
-/// Two CPUs' events come by time; pages in the wrong order are noticed and put in order.
+/// Events of two CPUs are merged by time. Pages in the wrong order are detected and sorted.
 #[test]
 fn cpus_are_merged_and_disorder_is_told() {
     let capture = Capture::host();
@@ -286,8 +287,8 @@ fn cpus_are_merged_and_disorder_is_told() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Damaged pages end in events or in a count of damage, never in more events than there is
-    /// room for.
+    /// Damaged pages produce events or a count of damage, never more events than fit into the
+    /// pages.
     #[test]
     fn damaged_pages_are_survived(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),

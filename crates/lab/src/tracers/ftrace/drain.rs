@@ -1,5 +1,4 @@
-//! Taking pages out of an instance's buffers: all at once when tracing has ended, or all the time
-//! from a thread.
+//! Reads pages from an instance's buffers: all at once after tracing, or continuously in a thread.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -13,9 +12,9 @@ use super::pages::CpuPages;
 use crate::error::{Context, Error, Result};
 use crate::tracers::tracefs::Instance;
 
-/// Between two looks of the thread. A buffer must hold what comes in this time.
+/// Interval between two reads of the thread. A buffer must hold the events of this time.
 const PAUSE: Duration = Duration::from_millis(10);
-/// What a recording may take of this machine's memory, in bytes.
+/// Maximum memory of a recording in bytes.
 const MEMORY: usize = 1 << 30;
 
 /// The buffers of an instance, open for reading.
@@ -39,9 +38,9 @@ impl Buffers {
         })
     }
 
-    /// Takes every page that there is and returns how many bytes came from the fullest buffer.
-    /// None: there is no memory left for more; what is not taken is lost in the kernel, which
-    /// counts it.
+    /// Reads all available pages and returns the number of bytes from the fullest buffer. Returns
+    /// `None` if the memory limit is reached; unread events then stay in the kernel, which counts
+    /// the lost ones.
     pub(super) fn read(&mut self) -> Result<Option<usize>> {
         let mut most = 0;
         let mut page = vec![0; self.layout.page];
@@ -65,8 +64,8 @@ impl Buffers {
     }
 }
 
-/// Reads one page. The kernel gives whole pages to a buffer of that size, the part in use of the
-/// one that is being written included.
+/// Reads one page. If the buffer has the size of a page, the kernel returns whole pages, including
+/// the used part of the page that is being written.
 fn take(file: &mut File, page: &mut [u8]) -> Result<bool> {
     loop {
         match file.read(page) {
@@ -93,15 +92,15 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Starts the thread for buffers of so many KiB a CPU.
+    /// Starts the thread for buffers of `kib_per_cpu` KiB per CPU.
     pub(super) fn start(mut buffers: Buffers, kib_per_cpu: u32) -> Result<Drain> {
-        // With this much a look the next one must not wait.
+        // If one read returns more bytes than this, the next read follows without a pause.
         let busy = kib_per_cpu as usize * 1024 / 8;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let body = move || {
             loop {
-                // Read once more after the end was asked for.
+                // One more read follows after the stop request.
                 let last = stopped.load(Ordering::Acquire);
                 match buffers.read()? {
                     None => return Ok(buffers),
@@ -118,7 +117,7 @@ impl Drain {
         Ok(Drain { stop, thread })
     }
 
-    /// Ends the thread, tracing being off already, and returns everything.
+    /// Stops the thread and returns everything. Tracing must be off already.
     pub(super) fn finish(self) -> Result<Buffers> {
         self.stop.store(true, Ordering::Release);
         let done = self.thread.join();

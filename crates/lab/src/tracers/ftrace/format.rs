@@ -1,49 +1,50 @@
-//! What a tracefs says about the layout of its records: each event's `format` file, and
-//! `events/header_page` for the pages that they lie in.
+//! Parses tracefs's descriptions of records: each event's `format` file, and `events/header_page`
+//! for the pages that hold the records.
 
-/// How a field's bytes are to be read.
+/// How a field's bytes are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// One number, or bytes at a fixed place.
+    /// One number, or bytes at a fixed offset.
     Plain,
-    /// `__data_loc`: a u32 with the offset from the record's start (low half) and the length.
+    /// `__data_loc`: a u32 with the offset from the record's start (low half) and the length (high
+    /// half).
     DataLoc,
-    /// `__rel_loc`: the same, the offset being from the end of this field.
+    /// `__rel_loc`: like `__data_loc`, but the offset counts from the end of this field.
     RelLoc,
 }
 
-/// One field of an event.
+/// A field of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     pub name: String,
-    /// From the record's start, in bytes.
+    /// Offset from the record's start, in bytes.
     pub offset: usize,
     pub size: usize,
     pub signed: bool,
     pub shape: Shape,
-    /// Elements of a fixed array; 1 for a single value.
+    /// Number of elements of a fixed array; 1 for a single value.
     pub elements: usize,
 }
 
-/// An event's record.
+/// The record format of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
     pub name: String,
-    /// The number in `common_type`.
+    /// Value of `common_type`, which identifies the event.
     pub id: u16,
     pub fields: Vec<Field>,
-    /// How the kernel prints it.
+    /// The `print fmt` text, by which the kernel prints the event.
     pub print: String,
 }
 
-/// Records are smaller than any page of a ring buffer, which has at most 64 KiB (subbuf_size).
+/// Maximum end of a field in bytes: a page of a ring buffer has at most 64 KiB (subbuf_size).
 const MAX_OFFSET: usize = 1 << 16;
 
 impl Format {
-    /// Reads a `format` file.
+    /// Parses a `format` file.
     ///
     /// # Errors
-    /// What is missing from it.
+    /// The name of the missing part.
     pub fn parse(text: &str) -> Result<Format, String> {
         let mut format = Format {
             name: String::new(),
@@ -76,13 +77,13 @@ impl Format {
         Ok(format)
     }
 
-    /// The field of this name.
+    /// Returns the field with this name.
     pub fn field(&self, name: &str) -> Option<&Field> {
         self.fields.iter().find(|field| field.name == name)
     }
 }
 
-/// `field:unsigned long args[6]; offset:16; size:48; signed:0;`
+/// Parses `field:unsigned long args[6]; offset:16; size:48; signed:0;`.
 fn parse_field(line: &str) -> Option<Field> {
     let mut parts = line.trim().split(';').map(str::trim);
     let declaration = parts
@@ -110,7 +111,7 @@ fn parse_field(line: &str) -> Option<Field> {
         "__rel_loc" => Shape::RelLoc,
         _ => Shape::Plain,
     };
-    // `__data_loc char[] name`: the name comes after the brackets.
+    // In `__data_loc char[] name`, the name follows the brackets.
     let name = match shape {
         Shape::Plain => bare.split_whitespace().next_back()?,
         _ => declaration.split_whitespace().next_back()?,
@@ -121,14 +122,14 @@ fn parse_field(line: &str) -> Option<Field> {
         size,
         signed,
         shape,
-        // An array whose length is a name of the kernel's is known by its size only.
+        // If the array length is a constant's name, only the size in bytes is known.
         elements: elements.filter(|&n| n > 0).unwrap_or(1),
     })
 }
 
 impl Field {
-    /// The number in this field, or in one element of it; None when the record is too short or
-    /// the element is not a number.
+    /// Returns the number in this field, or in one of its elements. Returns `None` if the record is
+    /// too short or the element is not a number.
     #[inline]
     pub fn number(&self, record: &[u8], element: usize) -> Option<u64> {
         if element >= self.elements {
@@ -139,7 +140,7 @@ impl Field {
         number(record.get(at..at.checked_add(size)?)?, self.signed)
     }
 
-    /// The bytes of this field: of a dynamic one those that it points to.
+    /// Returns the bytes of this field, or the bytes that a dynamic field refers to.
     pub fn bytes<'a>(&self, record: &'a [u8]) -> Option<&'a [u8]> {
         let end = self.offset.checked_add(self.size)?;
         let place = record.get(self.offset..end)?;
@@ -153,7 +154,7 @@ impl Field {
         record.get(start..start + (location >> 16 & 0xffff) as usize)
     }
 
-    /// The bytes up to the first zero.
+    /// Returns the bytes up to the first zero.
     pub fn text<'a>(&self, record: &'a [u8]) -> Option<&'a [u8]> {
         let bytes = self.bytes(record)?;
         let end = bytes.iter().position(|&byte| byte == 0);
@@ -161,7 +162,7 @@ impl Field {
     }
 }
 
-/// A little-endian number of 1, 2, 4 or 8 bytes, with its sign extended.
+/// Returns a little-endian number of 1, 2, 4 or 8 bytes, with sign extension if `signed`.
 #[inline]
 pub(super) fn number(bytes: &[u8], signed: bool) -> Option<u64> {
     Some(match *bytes {
@@ -176,23 +177,23 @@ pub(super) fn number(bytes: &[u8], signed: bool) -> Option<u64> {
     })
 }
 
-/// Where things are in a page of the ring buffer.
+/// Offsets in a page of the ring buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes of a whole page.
+    /// Size of a whole page in bytes.
     pub page: usize,
-    /// Place and size of the number of bytes in use.
+    /// Offset and size of the field that counts the bytes in use.
     pub commit: usize,
     pub commit_size: usize,
-    /// Where records start.
+    /// Offset of the first record.
     pub data: usize,
 }
 
 impl Layout {
-    /// Reads `events/header_page`.
+    /// Parses `events/header_page`.
     ///
     /// # Errors
-    /// When it describes no page that there can be.
+    /// When it describes an unsupported page layout.
     pub fn parse(text: &str) -> Result<Layout, String> {
         let fields: Vec<Field> = text.lines().filter_map(parse_field).collect();
         let find = |name: &str| {
@@ -281,7 +282,7 @@ print fmt: \"NR %ld (%lx)\", REC->id, REC->args[0]
     }
 
     proptest! {
-        /// Whatever the files say, and whatever the record holds, there is an answer.
+        /// Parsing and reading return for every format file and every record.
         #[test]
         fn no_format_is_too_strange(
             lines in proptest::collection::vec(

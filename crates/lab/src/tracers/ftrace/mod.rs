@@ -1,5 +1,5 @@
-//! Reading what the kernel traces: the binary pages of its ring buffers, decoded by what each
-//! event's `format` file says, and its text where there is nothing else.
+//! Decodes kernel traces. The binary pages of the ring buffers are decoded by each event's `format`
+//! file. The text of the trace is parsed only if the pages cannot be read.
 
 #[cfg(test)]
 mod captures;

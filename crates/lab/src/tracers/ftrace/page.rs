@@ -1,36 +1,35 @@
-//! Pages of the kernel's ring buffer, as `per_cpu/cpuN/trace_pipe_raw` gives them
+//! Pages of the kernel's ring buffer, as `per_cpu/cpuN/trace_pipe_raw` provides them
 //! (include/linux/ring_buffer.h; Documentation/trace/ring-buffer-design.rst).
 //!
-//! A page starts with the time of its first record and the number of bytes in use. Each record
-//! has a header of 32 bits, of which 5 are its type or its length in words and 27 the time since
-//! the record before.
+//! A page starts with the time of its first record and the number of bytes in use. Each record has
+//! a header of 32 bits: 5 bits hold its type or its length in words, and 27 bits the time since the
+//! previous record.
 
 use super::format::{Layout, number};
 
-/// Events were dropped before this page,
+/// Flag in the commit field: events were dropped before this page.
 const MISSED: u64 = 1 << 31;
-/// and their number is behind its last record.
+/// Flag in the commit field: the number of dropped events follows the last record.
 const MISSED_STORED: u64 = 1 << 30;
-/// The rest is the length.
+/// Mask of the commit field's length in bytes.
 const LENGTH: u64 = (1 << 27) - 1;
 
 const PADDING: u32 = 29;
 const TIME_EXTEND: u32 = 30;
 const TIME_STAMP: u32 = 31;
 const DELTA_BITS: u32 = 27;
-/// An absolute time has 59 bits; those above are of the time before.
+/// Bits of an absolute time. The higher bits are those of the previous time.
 const STAMP_BITS: u32 = 59;
 
-/// One record: its time, and what the event's format describes.
+/// One record: its time, and the data that the event's format describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Ticks of the instance's trace clock.
+    /// Time in ticks of the instance's trace clock.
     pub time: u64,
     pub data: &'a [u8],
 }
 
-/// A page's records in order; made by [`Page::parse`]. Iterating never fails: a damaged page ends
-/// early.
+/// The records of a page in order. Iterating never fails: a damaged page ends early.
 #[derive(Clone, Debug)]
 pub struct Page<'a> {
     rest: &'a [u8],
@@ -40,7 +39,7 @@ pub struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// Looks at a page's header. None when it is shorter than one.
+    /// Parses a page's header. Returns `None` if the page is shorter than a header.
     pub fn parse(page: &'a [u8], layout: &Layout) -> Option<Page<'a>> {
         let time = number(page.get(..8)?, false)?;
         let end = layout.commit + layout.commit_size;
@@ -60,7 +59,7 @@ impl<'a> Page<'a> {
         })
     }
 
-    /// Bytes of `page` that mean something, so that the rest need not be kept.
+    /// Returns the number of meaningful bytes of `page`; the rest need not be stored.
     pub fn used(page: &[u8], layout: &Layout) -> usize {
         let commit = page.get(layout.commit..layout.commit + layout.commit_size);
         let commit = commit.and_then(|bytes| number(bytes, false)).unwrap_or(0);
@@ -69,17 +68,17 @@ impl<'a> Page<'a> {
             .min(layout.data + (commit & LENGTH) as usize + count)
     }
 
-    /// Time of the first record.
+    /// Returns the time of the first record.
     pub fn time(&self) -> u64 {
         self.time
     }
 
-    /// Events were dropped before this page: how many, 0 when that is not known.
+    /// Returns the number of events dropped before this page: `None` if none, 0 if it is unknown.
     pub fn missed(&self) -> Option<u64> {
         self.missed
     }
 
-    /// What followed the last record that was returned made no sense.
+    /// Returns whether the page ended within a record.
     pub fn is_damaged(&self) -> bool {
         self.is_damaged
     }
@@ -95,7 +94,8 @@ impl<'a> Page<'a> {
         Some(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    /// The next record. Outer None: the page ends within a record; inner: it ends here.
+    /// Returns the next record. Outer `None`: the page ends within a record. Inner `None`: the page
+    /// ends here.
     fn step(&mut self) -> Option<Option<Record<'a>>> {
         while !self.rest.is_empty() {
             let header = self.word()?;
@@ -103,7 +103,7 @@ impl<'a> Page<'a> {
             match kind {
                 PADDING if delta == 0 => break,
                 PADDING => {
-                    // A discarded event; its time still counts for those that follow.
+                    // A discarded event. Its delta still counts for the events that follow.
                     let length = self.word()?;
                     self.take((length as usize).checked_sub(4)?)?;
                     self.advance(delta);
@@ -137,7 +137,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// Adds to 59 bits of a time the 5 that they lack.
+/// Adds the 5 high bits that a 59-bit time lacks, taken from the previous time.
 fn absolute(stamp: u64, before: u64) -> u64 {
     let stamp = stamp & ((1 << STAMP_BITS) - 1);
     let high = before >> STAMP_BITS << STAMP_BITS;
@@ -175,7 +175,7 @@ mod tests {
         data: 16,
     };
 
-    /// A page as the kernel would write it.
+    /// Builds a page as the kernel would write it.
     fn page(time: u64, commit_flags: u64, words: &[u32]) -> Vec<u8> {
         let mut page = time.to_le_bytes().to_vec();
         page.extend(((words.len() as u64 * 4) | commit_flags).to_le_bytes());
@@ -240,7 +240,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a page holds, reading it ends, with at most one record a word.
+        /// Reading ends for any page content, with at most one record per word.
         #[test]
         fn no_page_is_too_strange(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
             let used = Page::used(&bytes, &LAYOUT);
@@ -251,7 +251,7 @@ mod tests {
             }
         }
 
-        /// The same with headers that look real: small lengths and every type.
+        /// The same for headers that look real: small lengths and every type.
         #[test]
         fn no_sequence_of_headers_is_too_strange(
             words in proptest::collection::vec((0u32..32, 0u32..40), 0..1000),

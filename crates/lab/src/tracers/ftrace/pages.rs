@@ -1,4 +1,5 @@
-//! What was read from an instance's ring buffers, CPU by CPU, and its way into a file of events.
+//! Pages that were read from an instance's ring buffers, per CPU, and their conversion to an event
+//! file.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,13 +17,13 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, Default)]
 pub struct CpuPages {
     pub cpu: u16,
-    /// The pages, one after the other, and where each ends.
+    /// The concatenated pages, and the end offset of each page.
     bytes: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl CpuPages {
-    /// No pages yet.
+    /// Creates an empty list of pages.
     pub fn new(cpu: u16) -> CpuPages {
         CpuPages {
             cpu,
@@ -30,7 +31,7 @@ impl CpuPages {
         }
     }
 
-    /// Keeps what means something of a page.
+    /// Appends the used part of a page. Empty pages are skipped.
     pub fn push(&mut self, page: &[u8], layout: &Layout) {
         let used = Page::used(page, layout);
         if used > layout.data {
@@ -39,12 +40,12 @@ impl CpuPages {
         }
     }
 
-    /// Memory in use.
+    /// Returns the memory in use, in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there is no page.
+    /// Returns whether there are no pages.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -68,7 +69,7 @@ impl CpuPages {
     }
 }
 
-/// The events of one CPU.
+/// Iterator over the events of one CPU.
 struct CpuEvents<'a> {
     pages: &'a CpuPages,
     plan: &'a Plan,
@@ -109,28 +110,28 @@ impl Iterator for CpuEvents<'_> {
     }
 }
 
-/// What came of writing events out.
+/// Result of writing events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     pub events: u64,
-    /// Events that pages said to be missing before them.
+    /// Number of missing events that page headers report.
     pub missed: u64,
-    /// Pages that ended within a record.
+    /// Number of pages that ended within a record.
     pub damaged: u64,
-    /// Events that were older than one before them on the same CPU; they were put in order.
+    /// Number of events older than their predecessor on the same CPU. They have been sorted.
     pub disorder: u64,
 }
 
-/// Which events are written.
+/// Selects the events to write.
 #[derive(Clone, Debug)]
 pub struct Selection {
-    /// Times of those that are kept.
+    /// Time range of the events to keep.
     pub kept: RangeInclusive<u64>,
-    /// Events that are known to be missing at the end.
+    /// Number of events that are known to be missing at the end.
     pub dropped: u64,
 }
 
-/// Writes the events of all CPUs, in order of time.
+/// Writes the events of all CPUs in order of time.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -146,9 +147,11 @@ pub fn write(
     if written.disorder == 0 {
         return sink.finish(written);
     }
-    // Before the file is made anew: what the first attempt still holds would be written into it.
+    // The first writer must be dropped before the file is recreated, or it would flush into the new
+    // file.
     drop(sink);
-    // A clock that stepped back, or damage: rare enough for a way that needs memory.
+    // Caused by a clock that stepped back, or by damage. This is rare, so sorting in memory is
+    // acceptable.
     let mut events = Vec::new();
     for cpu in cpus {
         events.extend(cpu.events(plan, layout));
@@ -161,7 +164,7 @@ pub fn write(
     })
 }
 
-/// Writes events that are in order of time.
+/// Writes events that are already in order of time.
 pub(super) fn write_sorted(
     events: &[Event],
     width: usize,
@@ -175,8 +178,8 @@ pub(super) fn write_sorted(
     sink.finish(Written::default())
 }
 
-/// Hands on the events of all CPUs by time, up to the first that is out of order on its CPU; from
-/// there on they are only counted.
+/// Passes the events of all CPUs to `sink` in order of time. After the first event that is out of
+/// order on its CPU, events are only counted.
 fn merge(
     cpus: &[CpuPages],
     plan: &Plan,
@@ -208,7 +211,7 @@ fn merge(
     Ok(written)
 }
 
-/// A file of events that ends with what is known to be missing there.
+/// Writer of an event file. It appends a [`Kind::Lost`] event for the events missing at the end.
 struct Sink<'a> {
     writer: StreamWriter,
     what: &'a Selection,
@@ -244,7 +247,7 @@ impl Sink<'_> {
     }
 }
 
-/// The run directory's errors name the file and the reason already.
+/// Converts an error of the run directory, which already names the file and the reason.
 pub(crate) fn unwritten(error: fathom_run::Error) -> Error {
     Error::Protocol(error.to_string())
 }

@@ -1,33 +1,34 @@
-//! From the kernel's records to events: which of a record's fields become which arguments.
+//! Converts kernel records to events: the plan maps fields of a record to arguments of an event.
 
 use fathom_run::{Event, Kind, MAX_ARGS, flags};
 
 use super::format::{Field, Format};
 use super::page::Record;
 
-/// Where an argument comes from.
+/// The source of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A field that every kernel has: without it, the event cannot be used.
+    /// A field that every kernel has. Without it, the event cannot be used.
     Field(&'static str),
-    /// The first of these that there is.
+    /// The first of these fields that exists.
     Either(&'static str, &'static str),
-    /// A field that some kernels lack; then 0.
+    /// A field that some kernels lack; the argument is then 0.
     Optional(&'static str),
     /// An element of an array.
     Element(&'static str, usize),
-    /// A negative or positive errno, told as a positive one.
+    /// A field with a positive or negative errno, of which the absolute value is used. The first of
+    /// the two fields that exists.
     Errno(&'static str, &'static str),
-    /// The block layer's letters for operation and flags ([`flags_of`]).
+    /// The block layer's letters for operation and flags, converted by [`flags_of`].
     Rwbs(&'static str),
-    /// A dev_t, by the name that [`Plan::alias_device`] gave it.
+    /// A dev_t, replaced by its alias from [`Plan::alias_device`] if it has one.
     Device(&'static str),
-    /// Nothing: 0.
+    /// No field: the argument is 0.
     Nothing,
 }
 
 impl Source {
-    /// The fields without which the event cannot be used.
+    /// Returns the field without which the event cannot be used, if any.
     pub fn needed(self, format: &Format) -> Option<&'static str> {
         match self {
             Source::Field(name)
@@ -42,7 +43,7 @@ impl Source {
     }
 }
 
-/// The same, for one kernel's format.
+/// A [`Source`] resolved against one kernel's format.
 #[derive(Clone, Debug)]
 enum Extract {
     Zero,
@@ -55,19 +56,19 @@ enum Extract {
 #[derive(Clone, Debug)]
 enum Rule {
     Event(Kind, Vec<Extract>),
-    /// The function tracer: `ip` tells the function, which tells the kind.
+    /// The function tracer: `ip` identifies the function, which determines the kind.
     Function(Field, Symbols),
 }
 
-/// Kernel functions by address, each with the kind that a call of it is.
+/// Kernel functions by address, each with the kind of event that a call of it is.
 #[derive(Clone, Debug, Default)]
 pub struct Symbols {
-    /// (address, kind; None for a function that is of no interest), rising.
+    /// (address, kind) by rising address. The kind is `None` for a function that is not traced.
     entries: Vec<(u64, Option<Kind>)>,
 }
 
 impl Symbols {
-    /// Picks functions from the text of /proc/kallsyms.
+    /// Parses the text of /proc/kallsyms.
     pub fn parse(kallsyms: &str, kind_of: impl Fn(&str) -> Option<Kind>) -> Symbols {
         let entry = |line: &str| {
             let mut parts = line.split_whitespace();
@@ -81,37 +82,38 @@ impl Symbols {
         Symbols { entries }
     }
 
-    /// Whether any of the functions was found.
+    /// Returns whether none of the wanted functions was found.
     pub fn is_empty(&self) -> bool {
         self.entries.iter().all(|(_, kind)| kind.is_none())
     }
 
-    /// The function that this address is in. (The tracer's call is some bytes into it.)
+    /// Returns the kind of the function that contains this address. The tracer's call is some bytes
+    /// after the function's start.
     fn kind(&self, ip: u64) -> Option<Kind> {
         let after = self.entries.partition_point(|&(address, _)| address <= ip);
         self.entries.get(after.checked_sub(1)?)?.1
     }
 }
 
-/// How records become events.
+/// How records are converted to events.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     rules: Vec<Rule>,
-    /// By `common_type`: index into `rules` plus one.
+    /// Index into `rules` plus one, by `common_type`; 0 if there is no rule.
     index: Vec<u16>,
     /// Offset of `common_pid`.
     pid: usize,
-    /// The most arguments that an event has.
+    /// Maximum number of arguments of an event.
     width: usize,
-    /// Devices that are told by the name of another.
+    /// Device numbers to replace: (from, to).
     aliases: Vec<(u64, u64)>,
 }
 
 impl Plan {
-    /// Reads records of this format as events of that kind.
+    /// Adds a rule: records of this format become events of that kind.
     ///
     /// # Errors
-    /// The field that this kernel's event lacks.
+    /// The name of the field that this kernel's event lacks.
     pub fn add(&mut self, format: &Format, kind: Kind, args: &[Source]) -> Result<(), String> {
         debug_assert_eq!(args.len(), kind.args().len(), "{}", kind.name());
         let extracts: Result<Vec<Extract>, String> =
@@ -120,17 +122,17 @@ impl Plan {
         Ok(())
     }
 
-    /// Reads the function tracer's records.
+    /// Adds a rule for the function tracer's records.
     ///
     /// # Errors
-    /// When they have no `ip`.
+    /// When the records have no `ip`.
     pub fn add_functions(&mut self, format: &Format, symbols: Symbols) -> Result<(), String> {
         let ip = field(format, "ip")?;
         self.insert(format, Rule::Function(ip, symbols));
         Ok(())
     }
 
-    /// Tells events of one device as another's.
+    /// Reports events of the device `from` as events of the device `to`.
     pub fn alias_device(&mut self, from: u64, to: u64) {
         self.aliases.push((from, to));
     }
@@ -150,12 +152,12 @@ impl Plan {
         self.pid = format.field("common_pid").map_or(4, |field| field.offset);
     }
 
-    /// The most arguments that an event has; that of [`Kind::Lost`] included.
+    /// Returns the maximum number of arguments of an event, including [`Kind::Lost`].
     pub fn width(&self) -> usize {
         self.width.max(1)
     }
 
-    /// The event that a record is, if it is of any use.
+    /// Converts a record to an event. Returns `None` if no rule applies or a field is missing.
     #[inline]
     pub fn event(&self, cpu: u16, record: &Record) -> Option<Event> {
         let data = record.data;
@@ -228,9 +230,9 @@ impl Extract {
     }
 }
 
-/// [`flags`] for the letters that blk_fill_rwbs() writes (include/trace/events/block.h): an F
-/// before the operation asks for a flush before it, one after it is FUA. A read has no flag of
-/// its own.
+/// Returns the [`flags`] for the letters that blk_fill_rwbs() writes
+/// (include/trace/events/block.h). An F before the operation requests a flush before it; an F after
+/// the operation is FUA. A read has no flag of its own.
 pub fn flags_of(rwbs: &[u8]) -> u64 {
     let (mut bits, mut letters) = (0, rwbs.iter().copied().peekable());
     if letters.peek() == Some(&b'F') {
@@ -240,7 +242,7 @@ pub fn flags_of(rwbs: &[u8]) -> u64 {
     match letters.next() {
         Some(b'W') => bits |= flags::WRITE,
         Some(b'D') => bits |= flags::DISCARD,
-        // A flush that was itself preceded by a flush, or a lone one.
+        // A read, or a flush without data.
         _ => {}
     }
     for letter in letters {

@@ -1,5 +1,4 @@
-//! One instance that records into one file of events: what every collector over tracefs is made
-//! of.
+//! Records one tracefs instance into one event file. All collectors over tracefs use this module.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -18,14 +17,15 @@ use crate::tracers::tracefs::{Instance, TraceClock, Tracefs};
 /// When the kernel's buffers are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// After the window: costs nothing during it. What does not fit any more is dropped.
+    /// After the window, so that reading costs nothing during it. Events beyond the buffer's size
+    /// are dropped.
     Buffered { kib_per_cpu: u32 },
-    /// All the time, by a thread: for windows of any length. What the thread is too slow for is
-    /// overwritten.
+    /// Continuously, by a thread, for windows of any length. Events that the thread reads too late
+    /// are overwritten.
     Live { kib_per_cpu: u32 },
 }
 
-/// Which side of the machine is being recorded: it names the clock.
+/// The side of the machine that is recorded. It determines the name of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Host,
@@ -33,7 +33,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// The clock of this side's events.
+    /// Returns the clock of this side's events.
     pub fn clock(self, clock: TraceClock) -> Clock {
         match (self, clock) {
             (Side::Host, TraceClock::Tsc) => Clock::HostTsc,
@@ -44,33 +44,33 @@ impl Side {
     }
 }
 
-/// A recording of one instance.
+/// A recording of one tracefs instance.
 #[derive(Debug)]
 pub struct Recorder {
-    // Fields are dropped in order: the thread's files are closed before the instance goes.
+    // Fields are dropped in order: the thread must close its files before the instance is removed.
     drain: Option<Drain>,
     name: &'static str,
     instance: Instance,
     layout: Layout,
     plan: Plan,
-    /// For a kernel whose pages cannot be read.
+    /// Text reader for a kernel whose pages cannot be read.
     text: TextReader,
     functions: Vec<(String, Kind)>,
-    /// Events that its text does not tell.
+    /// Reasons why the text of an event is not sufficient.
     untold: Vec<String>,
     mode: Mode,
     clock: TraceClock,
     events: usize,
-    /// Times of events that are kept.
+    /// Time range of the events to keep.
     kept: RangeInclusive<u64>,
     problems: Vec<String>,
 }
 
 impl Recorder {
-    /// Makes an instance for the file `NAME.events`; nothing is traced yet.
+    /// Creates an instance for the file `NAME.events`. Tracing stays off.
     ///
     /// # Errors
-    /// When the kernel makes no instance or has no memory for its buffers.
+    /// When the kernel creates no instance or has no memory for its buffers.
     pub fn new(tracefs: &Tracefs, name: &'static str, mode: Mode) -> Result<Recorder> {
         let instance = tracefs.instance(name)?;
         let clock = instance.set_clock()?;
@@ -97,18 +97,18 @@ impl Recorder {
         })
     }
 
-    /// The instance, for settings of a collector's own.
+    /// Returns the instance, for a collector's own settings.
     pub fn instance(&mut self) -> &mut Instance {
         &mut self.instance
     }
 
-    /// The clock of its events.
+    /// Returns the clock of the recorded events.
     pub fn clock(&self) -> TraceClock {
         self.clock
     }
 
-    /// Records an event. One that this kernel does not have, or that cannot be used, becomes a
-    /// line for the report; returns whether it is recorded.
+    /// Records an event and returns whether that succeeded. If this kernel lacks the event or the
+    /// event is not usable, the reason is added to the report.
     pub fn event(
         &mut self,
         event: &str,
@@ -120,7 +120,7 @@ impl Recorder {
         self.record_fields(format, kind, args)
     }
 
-    /// Records the same if the kernel has it; no word if not.
+    /// Records an event if the kernel has it; otherwise nothing is reported.
     pub fn optional(
         &mut self,
         event: &str,
@@ -131,11 +131,11 @@ impl Recorder {
         self.instance.tracefs().has_event(event) && self.event(event, filter, kind, args)
     }
 
-    /// Records calls of a kernel function by a probe on its entry; `fetch` names the arguments as
-    /// kprobe_events takes them.
+    /// Records calls of a kernel function with a probe on its entry. `fetch` names the arguments in
+    /// the syntax of kprobe_events.
     ///
     /// # Errors
-    /// When it cannot be probed.
+    /// When the function cannot be probed.
     pub fn probe(
         &mut self,
         function: &str,
@@ -148,10 +148,10 @@ impl Recorder {
         Ok(())
     }
 
-    /// Records calls of kernel functions by the function tracer; they have no arguments.
+    /// Records calls of kernel functions with the function tracer. The events have no arguments.
     ///
     /// # Errors
-    /// When there is no function tracer for them, or no addresses to tell them by.
+    /// When /proc/kallsyms cannot be read, or the function tracer does not support the functions.
     pub fn functions(&mut self, functions: &[(&str, Kind)]) -> Result<()> {
         let names: Vec<&str> = functions.iter().map(|&(name, _)| name).collect();
         let kallsyms = std::fs::read_to_string("/proc/kallsyms")
@@ -172,12 +172,12 @@ impl Recorder {
         Ok(())
     }
 
-    /// Tells events of one device as another's.
+    /// Reports events of the device `from` as events of the device `to`.
     pub fn alias_device(&mut self, from: u64, to: u64) {
         self.plan.alias_device(from, to);
     }
 
-    /// A line for the report's reader.
+    /// Adds a line to the report.
     pub fn problem(&mut self, line: impl Into<String>) {
         let line: String = line.into();
         self.problems.push(format!("{}: {line}", self.name));
@@ -212,15 +212,15 @@ impl Recorder {
         true
     }
 
-    /// Whether there is anything to record.
+    /// Returns whether no event is recorded.
     pub fn is_empty(&self) -> bool {
         self.events == 0
     }
 
-    /// Begins to trace.
+    /// Starts tracing.
     ///
     /// # Errors
-    /// When the buffers cannot be opened.
+    /// When the drain thread or tracing cannot be started.
     pub fn start(&mut self) -> Result<()> {
         if let Mode::Live { kib_per_cpu } = self.mode {
             match Buffers::open(&self.instance, self.layout) {
@@ -231,16 +231,16 @@ impl Recorder {
         self.instance.on()
     }
 
-    /// Stops tracing, and nothing else: quick, so that the windows of several recordings end
+    /// Stops tracing and nothing else. This is quick, so that the windows of several recordings end
     /// together.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel rejects it.
     pub fn halt(&mut self) -> Result<()> {
         self.instance.off()
     }
 
-    /// Keeps only what happened between two instants.
+    /// Restricts the recording to the time between two instants.
     pub fn keep(&mut self, since: Pair, until: Pair) {
         self.kept = match self.clock {
             TraceClock::Tsc => since.tsc..=until.tsc,
@@ -248,11 +248,10 @@ impl Recorder {
         };
     }
 
-    /// Writes what was recorded into `NAME.events` in the folder `round`, and removes the
-    /// instance.
+    /// Writes the recorded events to `NAME.events` in the folder `round`, and removes the instance.
     ///
     /// # Errors
-    /// When the buffers cannot be read or the file not be written.
+    /// When the buffers cannot be read or the file cannot be written.
     pub fn finish(mut self, round: &Path, side: Side) -> Result<Collected> {
         self.halt()?;
         let path = round.join(format!("{}.events", self.name));
@@ -278,7 +277,7 @@ impl Recorder {
         })
     }
 
-    /// What is still in the buffers, as text.
+    /// Writes the events that are still in the buffers, from the text of the trace.
     fn write_text(&mut self, path: &Path) -> Result<(Written, u64)> {
         let text = self.instance.text()?;
         let found = text_events(&self.text, &self.plan, &self.functions, &text);
@@ -300,7 +299,8 @@ impl Recorder {
 
     fn write_pages(&mut self, pages: &[CpuPages], path: &Path) -> Result<(Written, u64)> {
         let stats = self.instance.stats();
-        // Of what is overwritten the pages tell the place; of the rest only the number is known.
+        // Pages mark where events were overwritten. For the other lost events only the number is
+        // known.
         let unplaced = match self.mode {
             Mode::Buffered { .. } => stats.lost(),
             Mode::Live { .. } => stats.dropped + stats.entries,

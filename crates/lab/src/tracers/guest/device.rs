@@ -1,4 +1,4 @@
-//! Virtio disks of this machine: their numbers, interrupts and queues.
+//! Virtio disks of this machine: their device numbers, interrupts and virtqueues.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,28 +9,29 @@ use fathom_run::{Disk, Event, Kind, Stream};
 use super::unwritten;
 use crate::error::Result;
 
-/// A virtio disk as this kernel sees it.
+/// A virtio disk, as this kernel sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestDisk {
-    /// `vda`
+    /// Name of the block device, such as `vda`.
     pub name: String,
     /// dev_t: major << 20 | minor.
     pub dev: u64,
-    /// `virtio3`
+    /// Name of the virtio device, such as `virtio3`.
     pub virtio: String,
-    /// The serial number that the host gave it; empty without.
+    /// Serial number that the host has assigned; empty if there is none.
     pub serial: String,
-    /// Its queues' interrupts, by queue; one for all where they share it.
+    /// Interrupts by queue, or one interrupt if all queues share it.
     pub irqs: Vec<u64>,
-    /// The kernel's addresses of its queues, by queue where each has its own interrupt, else in
-    /// the order in which they were seen.
+    /// Kernel addresses of the virtqueues. They are sorted by queue if each has its own interrupt.
+    /// With a shared interrupt they are in order of appearance or, if another device shares it, by
+    /// address.
     pub vqs: Vec<u64>,
-    /// The line of its interrupt is used by other devices, too.
+    /// Whether the interrupt line may be shared with other devices.
     pub shares_irq: bool,
 }
 
 impl GuestDisk {
-    /// For a run directory.
+    /// Converts to the disk of a run directory.
     pub fn to_disk(&self, under_test: bool) -> Disk {
         Disk {
             name: self.name.clone(),
@@ -45,7 +46,7 @@ impl GuestDisk {
     }
 }
 
-/// All virtio disks, by name.
+/// Returns all virtio disks, sorted by name.
 pub fn disks() -> Vec<GuestDisk> {
     let interrupts = fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let entries = fs::read_dir("/sys/block").into_iter().flatten();
@@ -74,15 +75,16 @@ fn disk(path: &Path, interrupts: &str) -> Option<GuestDisk> {
     })
 }
 
-/// `254:16` as the kernel's own dev_t.
+/// Parses `254:16` to the kernel's dev_t.
 pub(crate) fn parse_dev(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     let (major, minor): (u64, u64) = (major.parse().ok()?, minor.parse().ok()?);
     Some(major << 20 | minor)
 }
 
-/// The interrupts of a device's queues in /proc/interrupts, and whether others share them. They
-/// are named `virtio3-req.0` for a queue, `virtio3-virtqueues` for all, or like the device.
+/// Returns the interrupts of a device's queues from /proc/interrupts, and whether other devices may
+/// share them. They are named `virtio3-req.0` for a queue, `virtio3-virtqueues` for all queues, or
+/// like the device.
 fn irqs_of(interrupts: &str, virtio: &str) -> (Vec<u64>, bool) {
     let mut queues: Vec<(u64, u64)> = Vec::new();
     let mut shares = false;
@@ -109,8 +111,8 @@ fn irqs_of(interrupts: &str, virtio: &str) -> (Vec<u64>, bool) {
     (queues.into_iter().map(|(_, irq)| irq).collect(), shares)
 }
 
-/// Finds out from recorded events which virtqueues are which disk's: by their interrupts, and
-/// where these are shared by the notification that follows a disk's requests.
+/// Assigns the virtqueues in the recorded events to the disks. They are identified by their
+/// interrupts, or for shared interrupts by the notification that follows a disk's requests.
 pub(super) fn learn_queues(events: Stream, disks: &mut [GuestDisk]) -> Result<()> {
     let mut seen = Seen::default();
     for event in events {
@@ -126,15 +128,16 @@ pub(super) fn learn_queues(events: Stream, disks: &mut [GuestDisk]) -> Result<()
     Ok(())
 }
 
-/// Who notified and interrupted what.
+/// Interrupts and notifications in a recording.
 #[derive(Default)]
 struct Seen {
-    /// By interrupt: the queues it was for, in order of appearance.
+    /// Pairs of interrupt and virtqueue, in order of appearance.
     interrupts: Vec<(u64, u64)>,
-    /// By queue: notifications right after a request of a device on the same thread, and all.
+    /// Number of notifications of a virtqueue right after a request on the same thread, by (device,
+    /// virtqueue), and number of all its notifications.
     after: HashMap<(u64, u64), u64>,
     all: HashMap<u64, u64>,
-    /// The device of the last request that a thread issued and did not notify yet.
+    /// Device of the last request that a thread has issued without a notification yet, by thread.
     issued: HashMap<u32, u64>,
 }
 
@@ -170,7 +173,7 @@ impl Seen {
         irqs.iter().flat_map(of).collect()
     }
 
-    /// Queues that were mostly notified after requests of this device.
+    /// Returns the virtqueues that were mostly notified after requests of this device.
     fn notified_after(&self, dev: u64) -> Vec<u64> {
         let is_mostly = |vq: u64, count: u64| 2 * count > self.all.get(&vq).copied().unwrap_or(0);
         let mut vqs: Vec<u64> = self

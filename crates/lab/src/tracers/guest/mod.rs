@@ -1,4 +1,4 @@
-//! The guest's kernel: from the block layer through virtio-blk to the doorbell, and back.
+//! Traces the guest's kernel: from the block layer through virtio-blk to the doorbell, and back.
 
 mod device;
 mod record;
@@ -17,17 +17,17 @@ pub(crate) use device::parse_dev;
 pub use device::{GuestDisk, disks};
 pub use record::{RecordOptions, record};
 
-/// The name of the file, and in a round's list.
+/// Name of the event file and of the collector in a round's list.
 pub const NAME: &str = "guest";
 
-/// A kernel function to watch.
+/// A kernel function to trace.
 struct Watched {
     name: &'static str,
     kind: Kind,
-    /// Arguments for kprobe_events, and which of them the event has.
+    /// Arguments in the syntax of kprobe_events, and the fields that the event uses.
     fetch: &'static str,
     args: &'static [Source],
-    /// Part of every virtio-blk driver; the others came or went with versions.
+    /// Whether every virtio-blk driver has the function. Some versions lack the others.
     required: bool,
 }
 
@@ -50,7 +50,7 @@ const fn watched(
 const VQ: &[Source] = &[Source::Field("vq")];
 const HCTX: &[Source] = &[Source::Field("hctx"), Source::Nothing];
 
-/// Arguments are in registers by the ABI of x86-64: di, si, ...
+/// Functions to trace. Arguments are in registers by the x86-64 ABI: di, si, ...
 const FUNCTIONS: &[Watched] = &[
     watched(
         "virtio_queue_rq",
@@ -59,7 +59,7 @@ const FUNCTIONS: &[Watched] = &[
         HCTX,
         true,
     ),
-    // A list of requests, from 5.17 on.
+    // Takes a list of requests; exists from Linux 5.17.
     watched(
         "virtio_queue_rqs",
         Kind::VirtioQueueRq,
@@ -75,7 +75,7 @@ const FUNCTIONS: &[Watched] = &[
         true,
     ),
     watched("vp_notify", Kind::VpNotify, "vq=%di", VQ, true),
-    // With VIRTIO_F_NOTIFICATION_DATA, from 6.4 on.
+    // With VIRTIO_F_NOTIFICATION_DATA, from Linux 6.4.
     watched("vp_notify_with_data", Kind::VpNotify, "vq=%di", VQ, false),
     watched("vm_notify", Kind::VpNotify, "vq=%di", VQ, false),
     watched(
@@ -88,28 +88,28 @@ const FUNCTIONS: &[Watched] = &[
     watched("virtblk_done", Kind::VirtblkDone, "vq=%di", VQ, true),
 ];
 
-/// What to record.
+/// Options of the recording.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// The guest's disk, such as `vda`; None: every virtio disk, none of them identified when
-    /// there is more than one.
+    /// The guest's disk, such as `vda`. If `None`, every virtio disk is recorded; with more than
+    /// one, none of them is identified.
     pub device: Option<&'a str>,
     pub mode: Mode,
 }
 
-/// The guest's events, being recorded.
+/// A running recording of the guest's events.
 #[derive(Debug)]
 pub struct Guest {
     recorder: Recorder,
     disks: Vec<GuestDisk>,
-    /// Why a function is not traced that the guest's layers need.
+    /// The reason why a required function is not traced, if one is not.
     untraced: Option<String>,
 }
 
 /// Starts to record.
 ///
 /// # Errors
-/// When there is no such disk, or the kernel does not trace.
+/// When there is no such disk, or the kernel does not support tracing.
 pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Guest> {
     let mut disks = disks();
     if let Some(name) = options.device {
@@ -156,8 +156,8 @@ pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Guest> {
     })
 }
 
-/// Probes with arguments where they can be had, the function tracer for the rest. Returns why a
-/// required function has neither.
+/// Traces the functions: with probes and arguments if possible, with the function tracer otherwise.
+/// Returns the reason if a required function cannot be traced.
 fn watch_functions(recorder: &mut Recorder) -> Option<String> {
     let kallsyms = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
     let wanted: Vec<&str> = FUNCTIONS.iter().map(|function| function.name).collect();
@@ -205,34 +205,34 @@ fn watch_functions(recorder: &mut Recorder) -> Option<String> {
 }
 
 impl Guest {
-    /// The disks that are recorded, as known before any of their requests.
+    /// Returns the recorded disks, without the virtqueues that only the recording reveals.
     pub fn disks(&self) -> &[GuestDisk] {
         &self.disks
     }
 
-    /// Why the recording will lack the guest's layers, if it will.
+    /// Returns the reason if the recording will lack the guest's layers.
     pub fn untraced(&self) -> Option<&str> {
         self.untraced.as_deref()
     }
 
-    /// The clock in use, by its name.
+    /// Returns the name of the clock in use.
     pub fn clock(&self) -> &'static str {
         self.recorder.clock().name()
     }
 
-    /// Ends recording.
+    /// Stops recording.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel rejects it.
     pub fn halt(&mut self) -> Result<()> {
         self.recorder.halt()
     }
 
-    /// Writes what was recorded into the folder `round`; the disks now have the virtqueues that
-    /// were seen to be theirs.
+    /// Writes the recorded events into the folder `round`. Returns the disks with the virtqueues
+    /// that the events reveal.
     ///
     /// # Errors
-    /// When it cannot be read or written.
+    /// When the events cannot be read or written.
     pub fn stop(mut self, round: &Path) -> Result<(Collected, Vec<GuestDisk>)> {
         let collected = self.recorder.finish(round, Side::Guest)?;
         let path = round.join(format!("{NAME}.events"));

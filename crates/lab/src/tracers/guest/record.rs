@@ -1,4 +1,4 @@
-//! Recording a guest from inside: `fathom guest record`.
+//! Records a guest from inside: `fathom guest record`.
 
 use std::fs;
 use std::path::Path;
@@ -13,17 +13,18 @@ use crate::error::{Context, Error, Result};
 use crate::tracers::ftrace::Mode;
 use crate::tracers::{Tracefs, pair};
 
-/// What to record.
+/// Options of the recording.
 #[derive(Clone, Debug)]
 pub struct RecordOptions<'a> {
-    /// `vda`; None: the only virtio disk.
+    /// Name of the disk, such as `vda`. If `None`, the only virtio disk.
     pub device: Option<&'a str>,
     pub window: Duration,
-    /// Of memory for the trace, all CPUs together; None: an eighth of what is free.
+    /// Trace memory of all CPUs together, in MiB. If `None`, an eighth of the available memory, at
+    /// most 256 MiB.
     pub buffer_mib: Option<u32>,
-    /// The run directory to make.
+    /// The run directory to create.
     pub output: &'a Path,
-    /// Set by whoever wants it to end early.
+    /// The caller sets this flag to end the recording early.
     pub stop: &'a AtomicBool,
 }
 
@@ -32,12 +33,12 @@ const LOOK: Duration = Duration::from_millis(20);
 const LEAST_KIB: u32 = 1 << 10;
 const MOST_KIB: u32 = 256 << 10;
 
-/// Records this machine's virtio disk into a new run directory. The trace stays in memory until
-/// the window has ended. Calls `started` when the kernel traces.
+/// Records this machine's virtio disk into a new run directory. The trace stays in memory until the
+/// window has ended. Calls `started` when tracing has started.
 ///
 /// # Errors
-/// When there is no such disk, the kernel cannot trace, or the directory cannot be written. Of what
-/// the kernel does trace, the run is written nevertheless.
+/// When there is no such disk, the kernel cannot trace, or the directory cannot be written. If only
+/// some layers cannot be traced, the run with the other layers is written before the error returns.
 pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run> {
     if options.output.join("run.json").exists() {
         return Err(Error::Unusable {
@@ -96,7 +97,7 @@ pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run>
     }
 }
 
-/// KiB a CPU.
+/// Returns the buffer size per CPU in KiB.
 fn buffer(mib: Option<u32>) -> u32 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);

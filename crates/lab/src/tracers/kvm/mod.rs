@@ -1,4 +1,4 @@
-//! KVM on the host: how a kick leaves the guest, and how an interrupt gets in.
+//! Traces KVM on the host: how a kick leaves the guest, and how an interrupt is injected.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,10 +12,10 @@ use super::{Collected, Collector, Tracefs, boxed, btf};
 use crate::error::{Error, Result};
 use crate::host::Accelerator;
 
-/// The name of the file, and in a round's list.
+/// Name of the event file and of the collector in a round's list.
 pub const NAME: &str = "kvm";
 
-/// Events of every KVM since 5.10, with the fields that they are made of.
+/// Events that every KVM has since Linux 5.10, with their fields.
 pub(super) const EVENTS: &[(&str, Kind, &[Source])] = {
     use Source::{Field, Optional};
     &[
@@ -87,26 +87,25 @@ pub(super) const EVENTS: &[(&str, Kind, &[Source])] = {
     ]
 };
 
-/// Who signals an eventfd calls one of these; the second is all that is left of the first, which
-/// is inline, from 6.8 on.
+/// Functions that signal an eventfd. From Linux 6.8, the first is inline and calls the second.
 const SIGNALS: &[&str] = &["eventfd_signal", "eventfd_signal_mask"];
 
-/// What to record.
+/// Options of the recording.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// The threads of QEMU and of the disk's server; those that they start later count too.
-    /// (Interrupts are sent by the server's threads.)
+    /// Threads of QEMU and of the disk's server. Threads that these start later count too.
+    /// Interrupts are sent by the server's threads.
     pub threads: &'a [u32],
     pub mode: Mode,
 }
 
-/// KVM's events, being recorded.
+/// A running recording of KVM's events.
 #[derive(Debug)]
 pub struct Kvm {
     recorder: Recorder,
 }
 
-/// Of the guest's QEMU and the disk's server.
+/// Records the KVM events of the scene's QEMU and disk server.
 pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
     if scene.accelerator != Accelerator::Kvm.name() {
         let what = format!(
@@ -125,7 +124,7 @@ pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
 /// Starts to record.
 ///
 /// # Errors
-/// When KVM is not loaded or the kernel does not trace.
+/// When KVM is not loaded or the kernel does not support tracing.
 pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Kvm> {
     if !tracefs.has_event("kvm/kvm_exit") {
         return Err(Error::Missing {
@@ -150,7 +149,7 @@ pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Kvm> {
     Ok(Kvm { recorder })
 }
 
-/// The eventfd's id is the one in /proc/PID/fdinfo.
+/// Records the id of each signalled eventfd, which is the id in /proc/PID/fdinfo.
 fn probe_signals(recorder: &mut Recorder) -> std::result::Result<(), String> {
     if !recorder.instance().tracefs().has_kprobes() {
         return Err("this kernel has no kprobes".into());
@@ -169,8 +168,8 @@ fn probe_signals(recorder: &mut Recorder) -> std::result::Result<(), String> {
     probed.map_err(|error| error.to_string())
 }
 
-/// Which of these functions the text of /proc/kallsyms has. It has more than 100,000 lines, so
-/// they are gone through once for all functions.
+/// Returns the wanted functions that the text of /proc/kallsyms contains. The text has more than
+/// 100,000 lines, so one pass searches for all functions.
 pub(super) fn functions<'a>(kallsyms: &'a str, wanted: &[&str]) -> HashSet<&'a str> {
     let function = |line: &'a str| {
         let mut fields = line.split_ascii_whitespace().skip(1);

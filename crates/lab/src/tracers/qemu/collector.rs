@@ -1,4 +1,4 @@
-//! Records QEMU's events for one round.
+//! Records QEMU's trace events for one round.
 
 use std::path::{Path, PathBuf};
 
@@ -11,30 +11,30 @@ use crate::error::{Error, Result};
 use crate::machine::Aio;
 use crate::tracers::Collected;
 
-/// The name in a round's `traced`, and of its stream.
+/// Name of the collector in a round's `traced`, and of its stream.
 pub const NAME: &str = "qemu";
 
-/// Sends QEMU a command by QMP and returns what QEMU answers.
+/// Sends a QMP command to QEMU and returns its reply.
 pub type Qmp<'a> = dyn FnMut(&str, Value) -> Result<Value> + 'a;
 
-/// QEMU's events, by its log.
+/// Records QEMU's trace events through its log.
 ///
-/// QEMU must be started with [`arguments`](Self::arguments); events are enabled by
-/// [`start`](Self::start) and disabled by [`stop`](Self::stop), so that its boot is not traced.
+/// QEMU must be started with [`arguments`](Self::arguments). [`start`](Self::start) enables the
+/// events and [`stop`](Self::stop) disables them, so QEMU's start-up is not traced.
 #[derive(Clone, Debug)]
 pub struct Collector {
     log: PathBuf,
     events: Vec<&'static str>,
 }
 
-/// Beyond the wiki's: what tells requests apart, and how often they are completed.
+/// Events beyond the wiki's: they distinguish requests and count completions.
 const REQUESTS: &[&str] = &[
     "virtio_blk_handle_read",
     "virtio_blk_handle_write",
     "virtio_blk_req_complete",
 ];
 const MUTEXES: &[&str] = &["qemu_mutex_lock", "qemu_mutex_locked", "qemu_mutex_unlock"];
-/// The wiki's events of each request's way.
+/// The wiki's events on the path of each request.
 const STEPS: &[&str] = &[
     "virtio_queue_notify",
     "virtqueue_pop",
@@ -44,11 +44,11 @@ const STEPS: &[&str] = &[
 const POOL_STEPS: &[&str] = &["paio_submit", "posix_aio_process_queue"];
 
 impl Collector {
-    /// For a QEMU of this version that writes its log to `log`; `mutexes` adds every lock, which
-    /// are a hundred times as many events.
+    /// Creates a collector for a QEMU of this version that writes its log to `log`. `mutexes` adds
+    /// the events of every lock, which are a hundred times as many.
     ///
     /// # Errors
-    /// When QEMU could not write to a file of that name.
+    /// When QEMU cannot write to a file of that name.
     pub fn new(log: &Path, version: Version, aio: Aio, mutexes: bool) -> Result<Collector> {
         check_name(log)?;
         let mut events = REQUESTS.to_vec();
@@ -73,10 +73,11 @@ impl Collector {
         })
     }
 
-    /// For the locks alone: they are so many that every step takes several times as long.
+    /// Creates a collector for the lock events alone. They are so many that every step takes
+    /// several times as long.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn locks(log: &Path) -> Result<Collector> {
         check_name(log)?;
         Ok(Collector {
@@ -88,7 +89,7 @@ impl Collector {
     /// Makes a running QEMU write to this log from now on.
     ///
     /// # Errors
-    /// When QEMU does not answer or cannot write there.
+    /// When QEMU does not reply or cannot write the log.
     pub fn switch_log(&self, qmp: &mut Qmp) -> Result<()> {
         let line = format!("logfile {}", self.log.display());
         let said = qmp("human-monitor-command", json!({ "command-line": line }))?;
@@ -101,12 +102,12 @@ impl Collector {
         }
     }
 
-    /// The events that it asks for.
+    /// Returns the events to record.
     pub fn events(&self) -> &[&'static str] {
         &self.events
     }
 
-    /// What QEMU's command line needs: nothing is traced yet.
+    /// Returns the arguments for QEMU's command line. They do not enable any event.
     pub fn arguments(&self) -> Vec<String> {
         let log = self.log.to_string_lossy().into_owned();
         ["-msg", "timestamp=on", "-D", &log]
@@ -114,7 +115,7 @@ impl Collector {
             .into()
     }
 
-    /// The same, traced from the start: for QEMU without QMP.
+    /// Returns arguments that also enable the events from the start, for QEMU without QMP.
     pub fn arguments_traced(&self) -> Vec<String> {
         let traces = self.events.iter().flat_map(|event| ["-trace", event]);
         let mut arguments = self.arguments();
@@ -122,10 +123,10 @@ impl Collector {
         arguments
     }
 
-    /// Enables the events. Those that this QEMU does not have are returned, a problem line each.
+    /// Enables the events. Returns a problem line for each event that this QEMU does not have.
     ///
     /// # Errors
-    /// When QEMU does not answer, or has none of them: it was built without tracing.
+    /// When QEMU does not reply, or has none of the events because it was built without tracing.
     pub fn start(&self, qmp: &mut Qmp) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         for event in &self.events {
@@ -146,10 +147,10 @@ impl Collector {
         Ok(missing.into_iter().map(problem).collect())
     }
 
-    /// Disables the events; what was logged stays.
+    /// Disables the events. The log stays.
     ///
     /// # Errors
-    /// When QEMU does not answer.
+    /// When QEMU does not reply.
     pub fn stop(&self, qmp: &mut Qmp) -> Result<()> {
         for event in &self.events {
             match set(qmp, event, false) {
@@ -160,10 +161,10 @@ impl Collector {
         Ok(())
     }
 
-    /// Turns the log into `qemu.events` in a round's folder.
+    /// Converts the log to `qemu.events` in a round's folder.
     ///
     /// # Errors
-    /// As [`log::convert`].
+    /// Those of [`log::convert`].
     pub fn collect(&self, round: &Path) -> Result<Collected> {
         let stream = round.join(format!("{NAME}.events"));
         let Converted {

@@ -1,4 +1,4 @@
-//! A trace that some QEMU wrote, as a run directory of its own.
+//! Imports a trace that any QEMU wrote, as a run directory of its own.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -12,23 +12,23 @@ use super::schema::Schema;
 use super::{Converted, log, simple, unusable};
 use crate::error::{Context, Result};
 
-/// Enough to tell a log from anything else.
+/// Number of bytes that suffice to recognise a log.
 const BEGINNING: u64 = 4096;
 
-/// What wrote a trace, as its first bytes tell.
+/// The trace backend that wrote a file, as its first bytes show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Backend {
     Log,
     Simple,
 }
 
-/// Makes a run directory `output` of a trace of QEMU's, its backend recognised by the file's first
-/// bytes. `events` is that build's trace-events-all, which only the simple backend's files need.
+/// Creates the run directory `output` from a QEMU trace. The file's first bytes identify the
+/// backend. `events` is that build's trace-events-all, which only files of the simple backend need.
 ///
 /// # Errors
-/// When the file is no such trace, cannot be read or does not fit the trace events; when `output`
-/// holds a run already or cannot be written. A trace that is cut off or lacks events is no error:
-/// what could be read is in the run, and so is what is wrong with it.
+/// When the file is not such a trace, cannot be read or does not match the trace events. When
+/// `output` already contains a run or cannot be written. A truncated trace or a trace with missing
+/// events is not an error: the run contains the events that could be read, and its problems.
 pub fn import(trace: &Path, events: Option<&Path>, output: &Path) -> Result<Run> {
     let backend = recognise(trace)?;
     let schema = match backend {
@@ -44,7 +44,7 @@ pub fn import(trace: &Path, events: Option<&Path>, output: &Path) -> Result<Run>
     let is_new = !output.exists();
     let done = write(trace, schema.as_ref(), output);
     if done.is_err() && is_new {
-        // The trace is what is wrong; what is left of the folder helps nobody.
+        // The trace is unusable, so a partial run directory is of no use.
         let _ = fs::remove_dir_all(output);
     }
     done
@@ -66,8 +66,8 @@ fn write(trace: &Path, schema: Option<&Schema>, output: &Path) -> Result<Run> {
     Ok(run)
 }
 
-/// By the first bytes: the simple backend's files begin with eight bytes of ones, in which the
-/// byte order does not show; a log is text.
+/// Recognises the backend by the first bytes. A file of the simple backend begins with eight bytes
+/// of ones, the same in both byte orders. A log is text.
 fn recognise(trace: &Path) -> Result<Backend> {
     let context = || format!("cannot read {}", trace.display());
     let file = File::open(trace).context(context)?;
@@ -77,7 +77,7 @@ fn recognise(trace: &Path) -> Result<Backend> {
         .context(context)?;
     let is_text = match std::str::from_utf8(&bytes) {
         Ok(text) => !text.contains('\0'),
-        // A character may reach over the end of what was read.
+        // A character may be cut at the end of the bytes that were read.
         Err(error) => error.error_len().is_none() && !bytes.contains(&0),
     };
     if bytes.starts_with(&[0xff; 8]) {
@@ -147,7 +147,7 @@ fn describe(trace: &Path, backend: &str, clock: Clock, converted: Converted) -> 
     })
 }
 
-/// When the trace was written last, in seconds since 1970.
+/// Returns when the trace was last written, in seconds since 1970.
 fn written(trace: &Path) -> Result<u64> {
     let time = fs::metadata(trace).and_then(|data| data.modified());
     let time = time.context(|| format!("cannot read {}", trace.display()))?;

@@ -1,37 +1,37 @@
-//! One line of what QEMU's `log` trace backend writes.
+//! Parses one line of QEMU's `log` trace backend.
 //!
-//! Its dialects, by version:
+//! The line formats, by version:
 //! - `EVENT ARGS`, without `-msg timestamp=on`;
 //! - `TID@SECONDS.MICROSECONDS:EVENT ARGS`, with it, up to 10.1;
-//! - `2025-09-01T12:00:00.123456Z EVENT ARGS` since then, where QEMU may put the guest's name and
-//!   `PROGRAM(TID:THREAD): ` before the event.
+//! - `2025-09-01T12:00:00.123456Z EVENT ARGS` in later versions, where QEMU may write the guest's
+//!   name and `PROGRAM(TID:THREAD): ` before the event.
 
-/// Numbers of an event that are kept: what [`fathom_run::Kind::Qemu`] has room for.
+/// Maximum number of an event's numbers to keep: the room in [`fathom_run::Kind::Qemu`].
 pub(super) const NUMBERS: usize = 6;
 
-/// An event as a line has it.
+/// An event, as in the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEvent<'a> {
-    /// CLOCK_REALTIME in ns; None without a time stamp.
+    /// CLOCK_REALTIME in nanoseconds, or `None` without a timestamp.
     pub time: Option<u64>,
-    /// 0 where the dialect does not tell.
+    /// Thread id, or 0 if the format has none.
     pub tid: u32,
     pub name: &'a str,
     /// The arguments as text.
     pub args: &'a str,
 }
 
-/// What a line is.
+/// Kind of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line<'a> {
     Event(LogEvent<'a>),
-    /// Something else that QEMU logs.
+    /// Other output of QEMU.
     Other,
-    /// Begins like an event and is none: torn, overwritten or cut.
+    /// Begins like an event but is torn, overwritten or cut.
     Garbled,
 }
 
-/// Reads a line (without its end).
+/// Parses a line without its line end.
 pub fn parse(line: &str) -> Line<'_> {
     if let Some((stamp, rest)) = iso_prefix(line) {
         return match stamp {
@@ -47,7 +47,8 @@ pub fn parse(line: &str) -> Line<'_> {
         };
     }
     match event(None, (0, line)) {
-        // Every name of interest has an underscore; English sentences begin without.
+        // Every event of interest has an underscore in its name; English sentences begin without
+        // one.
         Line::Event(found) if found.name.contains('_') => Line::Event(found),
         _ => Line::Other,
     }
@@ -57,7 +58,7 @@ fn event(time: Option<u64>, (tid, text): (u32, &str)) -> Line<'_> {
     let (name, args) = text.split_once(' ').unwrap_or((text, ""));
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if name.is_empty() || name.len() > 128 || !name.chars().all(good) {
-        // With a time stamp come QEMU's own messages, too: `... qemu-system-x86_64: warning: ...`.
+        // QEMU's own messages have timestamps, too: `... qemu-system-x86_64: warning: ...`.
         let message = name.ends_with(':') || name.contains('-');
         return if message { Line::Other } else { Line::Garbled };
     }
@@ -72,7 +73,7 @@ fn event(time: Option<u64>, (tid, text): (u32, &str)) -> Line<'_> {
     })
 }
 
-/// Whether another line's `TID@SECONDS.MICROSECONDS:` lies within the arguments.
+/// Returns whether the arguments contain the `TID@SECONDS.MICROSECONDS:` of another line.
 fn is_torn(args: &str) -> bool {
     args.match_indices('@').any(|(at, _)| {
         let before = args[..at].trim_end_matches(|c: char| c.is_ascii_digit());
@@ -81,7 +82,7 @@ fn is_torn(args: &str) -> bool {
     })
 }
 
-/// `TID@SECONDS.MICROSECONDS:`, and what follows.
+/// Parses `TID@SECONDS.MICROSECONDS:` and returns it with the rest of the line.
 fn tid_prefix(line: &str) -> Option<(u32, u64, &str)> {
     let (tid, rest) = line.split_once('@')?;
     let (seconds, rest) = rest.split_once('.')?;
@@ -94,7 +95,7 @@ fn tid_prefix(line: &str) -> Option<(u32, u64, &str)> {
     Some((tid, time, rest))
 }
 
-/// Digits and nothing else: `parse` alone would take a sign.
+/// Parses digits and nothing else: `parse` alone would accept a sign.
 fn digits(text: &str) -> Option<u64> {
     let all = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     all.then(|| text.parse().ok()).flatten()
@@ -104,7 +105,8 @@ fn nanoseconds(seconds: u64, nanos: u64) -> Option<u64> {
     seconds.checked_mul(1_000_000_000)?.checked_add(nanos)
 }
 
-/// An ISO 8601 time in UTC (None within, when it looks like one and is none), and what follows.
+/// Parses an ISO 8601 time in UTC and returns it with the rest of the line. The time is `None` if
+/// it has the form but is invalid.
 fn iso_prefix(line: &str) -> Option<(Option<u64>, &str)> {
     let bytes = line.as_bytes();
     let looks = bytes.len() > 20
@@ -119,7 +121,7 @@ fn iso_prefix(line: &str) -> Option<(Option<u64>, &str)> {
     Some((iso(stamp), rest))
 }
 
-/// `YYYY-MM-DDTHH:MM:SS[.FRACTION]Z` as ns since 1970.
+/// Parses `YYYY-MM-DDTHH:MM:SS[.FRACTION]Z` to nanoseconds since 1970.
 fn iso(stamp: &str) -> Option<u64> {
     let (date, time) = stamp.strip_suffix('Z')?.split_once('T')?;
     let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
@@ -148,7 +150,7 @@ fn fraction_ns(text: &str) -> Option<u64> {
     Some(digits(text)? * 10u64.pow(9 - length))
 }
 
-/// Of the Gregorian calendar: years begin with March here, so that the leap day is the last.
+/// Gregorian calendar. Years begin with March here, so that the leap day is the last day.
 fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
     let year = if month < 3 { year - 1 } else { year };
     let month = (month + 9) % 12;
@@ -157,7 +159,7 @@ fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
     365 * year + leap_days + day_of_year - 719_468
 }
 
-/// Past the guest's name and `PROGRAM(TID:THREAD): `, if they are there.
+/// Skips the guest's name and `PROGRAM(TID:THREAD): ` if present, and returns the thread id.
 fn context(rest: &str) -> (u32, &str) {
     let Some(end) = rest.find("): ").filter(|&end| end < 256) else {
         return (0, rest);
@@ -174,11 +176,11 @@ fn context(rest: &str) -> (u32, &str) {
     }
 }
 
-/// The numbers among an event's arguments, in order; how many there are (those beyond
-/// [`NUMBERS`] are counted and not kept).
+/// Extracts the numbers from an event's arguments in order and returns their count. Numbers beyond
+/// [`NUMBERS`] are counted but not kept.
 ///
-/// Without the format strings of that QEMU's build this is all that can be had: words are names or
-/// strings, the rest is numbers.
+/// The format strings of that QEMU build are unknown here. Words that parse as numbers are numbers;
+/// all others are names or strings.
 pub(super) fn numbers(args: &str, out: &mut [u64; NUMBERS]) -> usize {
     let mut count = 0;
     for word in args.split([' ', ',', '=']) {
@@ -194,7 +196,7 @@ pub(super) fn numbers(args: &str, out: &mut [u64; NUMBERS]) -> usize {
 }
 
 fn number(word: &str) -> Option<u64> {
-    // What %p makes of NULL, without its parentheses.
+    // printf's %p prints NULL as `(nil)`; the parentheses are already removed.
     if word == "nil" {
         return Some(0);
     }
@@ -208,7 +210,8 @@ fn number(word: &str) -> Option<u64> {
     }
 }
 
-/// A mutex event's address, line and source file: `taken mutex 0x55d0 (util/thread-pool.c:91)`.
+/// Parses a mutex event's address, line and source file: `taken mutex 0x55d0
+/// (util/thread-pool.c:91)`.
 pub(super) fn mutex(args: &str) -> Option<(u64, u64, &str)> {
     let (before, place) = args.strip_suffix(')')?.rsplit_once(" (")?;
     let (file, line) = place.rsplit_once(':')?;
@@ -271,7 +274,7 @@ mod tests {
 
     #[test]
     fn days_agree_with_the_calendar() {
-        // By `date -u -d ... +%s`.
+        // Reference values from `date -u -d ... +%s`.
         for ((y, m, d), seconds) in [
             ((1970, 1, 1), 0),
             ((1972, 2, 29), 68_169_600),

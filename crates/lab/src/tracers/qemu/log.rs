@@ -1,4 +1,4 @@
-//! A file of QEMU's `log` trace backend as a stream.
+//! Converts a file of QEMU's `log` trace backend to a stream.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -12,19 +12,20 @@ use super::strings::Strings;
 use super::{Converted, WIDTH, expected_numbers, is_mutex_event, unusable};
 use crate::error::{Context, Error, Result};
 
-/// QEMU's lines are below 200 bytes.
+/// Maximum length of a line in bytes. QEMU's lines are shorter than 200 bytes.
 const MAX_LINE: usize = 4096;
-/// Between two lines, either way: more is a damaged number.
+/// Maximum time between two lines in nanoseconds, in either direction. A larger one is a damaged
+/// stamp.
 const MAX_JUMP: u64 = 3_600_000_000_000;
 
-/// Turns a log into a file of events by the host's CLOCK_REALTIME.
+/// Converts a log to an event file with the host's CLOCK_REALTIME.
 ///
-/// The log is read twice and never held in memory. Lines that are no events are skipped; garbled
-/// ones become [`Kind::Lost`].
+/// The log is read twice and never held in memory. Lines without an event are skipped; garbled
+/// lines become [`Kind::Lost`].
 ///
 /// # Errors
-/// When the log cannot be read, has no events, or none with time stamps; when its times go back
-/// further than threads overtake each other; when the stream cannot be written.
+/// When the log cannot be read, or has no events with timestamps. When its times step back further
+/// than threads overtake each other. When the stream cannot be written.
 pub fn convert(log: &Path, stream: &Path) -> Result<Converted> {
     let mut survey = Survey::default();
     let length = std::fs::metadata(log)
@@ -47,7 +48,7 @@ pub fn convert(log: &Path, stream: &Path) -> Result<Converted> {
     output.finish(cut)
 }
 
-/// What the first reading learns.
+/// Results of the first pass.
 #[derive(Default)]
 struct Survey {
     strings: Strings,
@@ -95,15 +96,15 @@ impl Survey {
     }
 }
 
-/// Tells events that can be trusted from the rest.
+/// Separates trustworthy events from other lines.
 #[derive(Default)]
 struct Sieve {
-    /// The time of the last event.
+    /// Time of the last event.
     last: Option<u64>,
 }
 
 enum Sifted<'a> {
-    /// With its time.
+    /// An event and its time.
     Event(LogEvent<'a>, u64),
     Unstamped,
     Garbled,
@@ -129,7 +130,7 @@ impl Sieve {
     }
 }
 
-/// Whether an event that reports rely on has all of its arguments.
+/// Returns whether an event has all arguments that reports rely on.
 fn is_complete(event: &LogEvent) -> bool {
     if is_mutex_event(event.name) {
         return line::mutex(event.args).is_some();
@@ -141,14 +142,14 @@ fn is_complete(event: &LogEvent) -> bool {
     }
 }
 
-/// What the second reading writes.
+/// State of the second pass, which writes the events.
 struct Output {
     log: PathBuf,
     strings: Strings,
     sieve: Sieve,
     order: Order,
     writer: StreamWriter,
-    /// Of the line.
+    /// Number of the current line.
     number: u64,
     first_garbled: Option<u64>,
     lost: u64,
@@ -165,7 +166,7 @@ impl Output {
             Sifted::Garbled => {
                 self.lost += 1;
                 self.first_garbled.get_or_insert(self.number);
-                // Before the first event there is no time to give it.
+                // Before the first event, no time is known for it.
                 match self.sieve.last {
                     Some(time) => self.push(Event::new(time, Kind::Lost, 0, 0, &[1])),
                     None => Ok(()),
@@ -246,8 +247,8 @@ fn run_error(error: fathom_run::Error) -> Error {
     }
 }
 
-/// Gives each whole line of the first `length` bytes to `take`, None for one that is too long or
-/// no UTF-8; whether the last line was cut.
+/// Passes each whole line in the first `length` bytes to `take`; `None` for a line that is too long
+/// or not UTF-8. Returns whether the last line was cut.
 fn read(
     path: &Path,
     length: u64,
@@ -277,7 +278,7 @@ fn read(
     }
 }
 
-/// Past the end of the current line; false when the file ends first.
+/// Skips the rest of the current line. Returns false if the file ends first.
 fn skip_line(file: &mut impl BufRead) -> std::io::Result<bool> {
     loop {
         let bytes = file.fill_buf()?;

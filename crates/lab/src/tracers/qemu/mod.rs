@@ -1,14 +1,14 @@
-//! QEMU's own trace events: which to ask for, and what QEMU leaves behind as a stream.
+//! QEMU's own trace events: selects the events to record and converts QEMU's output to a stream.
 //!
-//! - [`collector`]: enables events while a round runs and turns QEMU's log into the round's
+//! - [`collector`]: enables events while a round runs and converts QEMU's log to the round's
 //!   stream.
-//! - [`log`]: the `log` backend's text, which distributions build.
-//! - [`simple`]: the `simple` backend's binary files, with the build's [`schema`].
-//! - [`import()`]: a file of either, as a run directory of its own.
+//! - [`log`]: the text of the `log` backend, which distributions build.
+//! - [`simple`]: the binary files of the `simple` backend, with the build's [`schema`].
+//! - [`import()`]: a file of either backend, as a run directory of its own.
 //!
-//! Events become [`fathom_run::Kind::Qemu`]. Which events stand for those of the KVM wiki is in
-//! [`fathom_run::qemu_names`]. A log costs QEMU two system calls an event, so it is a round of its
-//! own.
+//! Events become [`fathom_run::Kind::Qemu`]. [`fathom_run::qemu_names`] lists the events that
+//! replace those of the KVM wiki. Each logged event costs QEMU two system calls, so the log has its
+//! own round.
 
 pub mod collector;
 mod import;
@@ -29,18 +29,18 @@ pub use line::{Line, LogEvent, parse as parse_line};
 
 use crate::error::Error;
 
-/// What became of a trace.
+/// Result of converting a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Converted {
-    /// Events in the stream.
+    /// Number of events in the stream.
     pub events: u64,
-    /// Events that are known to be missing.
+    /// Number of events that are known to be missing.
     pub lost: u64,
-    /// For the run's problems, a line each.
+    /// Lines for the run's problems.
     pub problems: Vec<String>,
 }
 
-/// Arguments of [`fathom_run::Kind::Qemu`].
+/// Number of arguments of [`fathom_run::Kind::Qemu`].
 const WIDTH: usize = 7;
 
 fn unusable(path: &Path, reason: String) -> Error {
@@ -50,7 +50,8 @@ fn unusable(path: &Path, reason: String) -> Error {
     }
 }
 
-/// They are the only ones whose text is kept: where in QEMU's source a lock is taken.
+/// Returns whether this is a mutex event. Only these keep a text: the source file that takes the
+/// lock.
 fn is_mutex_event(name: &str) -> bool {
     matches!(
         name,
@@ -58,7 +59,8 @@ fn is_mutex_event(name: &str) -> bool {
     )
 }
 
-/// How many numbers an event that reports rely on has, by QEMU's version; None for the others.
+/// Returns the possible counts of numbers in an event that reports rely on, depending on QEMU's
+/// version. Returns `None` for other events.
 fn expected_numbers(name: &str) -> Option<&'static [usize]> {
     Some(match name {
         "virtio_notify" | "virtio_notify_irqfd" | "virtio_notify_irqfd_deferred_fn" => &[2],

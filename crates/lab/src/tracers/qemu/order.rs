@@ -1,16 +1,15 @@
-//! Puts events in order that are nearly so: a thread takes its time stamp before it gets its turn
-//! to write.
+//! Sorts nearly ordered events: a thread takes its timestamp before it gets its turn to write.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use fathom_run::Event;
 
-/// Events that wait for older ones: about 8 MiB, and more than other threads can write while one
-/// is being held up.
+/// Number of events that wait for older ones. They need about 8 MiB, and exceed the events that
+/// other threads can write while one thread is delayed.
 const WINDOW: usize = 1 << 16;
 
-/// A window over a nearly ordered row of events.
+/// A sorting window over a nearly ordered sequence of events.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     waiting: BinaryHeap<Reverse<Waiting>>,
@@ -25,7 +24,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Those of one time stay as they came.
+    /// Sort key: events of the same time keep their order of arrival.
     fn key(&self) -> (u64, u64) {
         (self.event.time, self.number)
     }
@@ -52,8 +51,8 @@ impl Ord for Waiting {
 }
 
 impl Order {
-    /// Takes an event in; the oldest, when the window is full. An event that is older than one
-    /// already given out is refused with the time by which it is late, in ns.
+    /// Adds an event. If the window is full, returns the oldest event. An event that is older than
+    /// one already returned is rejected with its lateness in nanoseconds.
     pub fn push(&mut self, event: Event) -> Result<Option<Event>, u64> {
         if event.time < self.last {
             return Err(self.last - event.time);
@@ -67,7 +66,7 @@ impl Order {
         Ok(self.pop())
     }
 
-    /// The oldest that waits.
+    /// Removes and returns the oldest waiting event.
     pub fn pop(&mut self) -> Option<Event> {
         let Reverse(Waiting { event, .. }) = self.waiting.pop()?;
         self.last = event.time;

@@ -1,5 +1,5 @@
-//! A QEMU build's `trace-events-all`: which arguments its events have. The syntax is described in
-//! QEMU's docs/devel/tracing.rst.
+//! Parses a QEMU build's `trace-events-all`, which lists the arguments of its events. QEMU's
+//! docs/devel/tracing.rst describes the syntax.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,24 +7,24 @@ use std::path::Path;
 use super::unusable;
 use crate::error::{Context, Result};
 
-/// What an argument is in the simple backend's file.
+/// Encoding of an argument in the simple backend's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arg {
-    /// Anything that fits into 64 bits.
+    /// A value of 64 bits.
     Number,
-    /// Its length and its bytes.
+    /// A string: its length and its bytes.
     Text,
 }
 
-/// One event.
+/// An event and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSchema {
     pub name: String,
     pub args: Vec<Arg>,
 }
 
-/// The events of a build, in the order of its file: before format 4, an event's number is its
-/// place there.
+/// The events of a build in the order of its file. Before format 4, an event's number is its
+/// position there.
 #[derive(Clone, Debug, Default)]
 pub struct Schema {
     events: Vec<EventSchema>,
@@ -35,17 +35,17 @@ impl Schema {
     /// Reads a `trace-events-all` (or `trace-events`) file.
     ///
     /// # Errors
-    /// When it cannot be read or a line of it is no event.
+    /// When the file cannot be read or a line is not an event.
     pub fn load(path: &Path) -> Result<Schema> {
         let text = std::fs::read_to_string(path)
             .context(|| format!("cannot read QEMU's trace events from {}", path.display()))?;
         Schema::parse(&text).map_err(|reason| unusable(path, reason))
     }
 
-    /// Reads the text of such a file; the error says which line is wrong.
+    /// Parses the text of such a file. The error names the wrong line.
     ///
     /// # Errors
-    /// When a line is no event, or there are none.
+    /// When a line is not an event, or there are none.
     pub fn parse(text: &str) -> std::result::Result<Schema, String> {
         let mut schema = Schema::default();
         for (number, line) in text.lines().enumerate() {
@@ -66,12 +66,12 @@ impl Schema {
         Ok(schema)
     }
 
-    /// The event of this place in the file.
+    /// Returns the event at this position in the file.
     pub fn by_number(&self, number: u64) -> Option<&EventSchema> {
         self.events.get(usize::try_from(number).ok()?)
     }
 
-    /// The event of this name.
+    /// Returns the event with this name.
     pub fn by_name(&self, name: &str) -> Option<&EventSchema> {
         self.by_name.get(name).map(|&index| &self.events[index])
     }
@@ -81,7 +81,7 @@ fn excerpt(line: &str) -> String {
     line.chars().take(60).collect()
 }
 
-/// `[PROPERTY]... NAME(TYPE ARG, ...) "FORMAT"`.
+/// Parses `[PROPERTY]... NAME(TYPE ARG, ...) "FORMAT"`.
 fn event(line: &str) -> Option<EventSchema> {
     let (head, rest) = line.split_once('(')?;
     let (args, _format) = rest.split_once(')')?;
@@ -98,7 +98,8 @@ fn event(line: &str) -> Option<EventSchema> {
     })
 }
 
-/// The simple backend takes these spellings for strings and any other pointer for a number.
+/// Classifies an argument. The simple backend treats these spellings as strings, and any other
+/// pointer as a number.
 fn arg(declaration: &str) -> Arg {
     const TEXT: [&str; 4] = ["const char*", "char*", "const char *", "char *"];
     if TEXT.iter().any(|text| declaration.starts_with(text)) {

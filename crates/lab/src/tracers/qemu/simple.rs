@@ -1,4 +1,4 @@
-//! A file of QEMU's `simple` trace backend as a stream.
+//! Converts a file of QEMU's `simple` trace backend to a stream.
 //!
 //! ```text
 //! header   u64 ~0, u64 0xf2b177cb0aa429b4, u64 version (2, 3 or 4)
@@ -7,8 +7,8 @@
 //!                 (v2: 0), then the arguments: u64, or for a string u32 length and bytes
 //!          dropped events: event ~0 - 1, one argument: how many
 //! ```
-//! All in the byte order of the machine. The arguments' types are in that build's
-//! `trace-events-all`; before version 4 so are the events' numbers.
+//! All values are in the machine's byte order. The types of the arguments are in that build's
+//! `trace-events-all`, and before version 4 the numbers of the events, too.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -29,18 +29,18 @@ const MAGIC: u64 = 0xf2b1_77cb_0aa4_29b4;
 const DROPPED: u64 = u64::MAX - 1;
 const TYPE_MAPPING: u64 = 0;
 const TYPE_EVENT: u64 = 1;
-/// Event, time, length, pid.
+/// Size of a record's fixed fields in bytes: event, time, length, pid.
 const FIXED: usize = 24;
-/// Ten arguments of at most 512 bytes are the most that QEMU writes.
+/// Maximum size of a record in bytes. QEMU writes at most ten arguments of at most 512 bytes.
 const MAX_RECORD: usize = 1 << 16;
 const MAX_NAME: usize = 256;
 
-/// Turns a trace into a file of events by the host's CLOCK_MONOTONIC. Threads are not told: the
-/// file has only the process.
+/// Converts a trace to an event file with the host's CLOCK_MONOTONIC. The events have no thread
+/// ids, because the file only has the process id.
 ///
 /// # Errors
-/// When the trace cannot be read, is none, or does not fit the trace events: then nothing of it
-/// can be trusted. When the stream cannot be written.
+/// When the trace cannot be read or is not a trace. When it does not match the trace events,
+/// because then none of it can be trusted. When the stream cannot be written.
 pub fn convert(trace: &Path, schema: &Schema, stream: &Path) -> Result<Converted> {
     let mut strings = Strings::default();
     let mut reader = Reader::open(trace, schema)?;
@@ -120,15 +120,15 @@ fn run_error(error: fathom_run::Error) -> Error {
     }
 }
 
-/// A record, decoded.
+/// A decoded record.
 #[derive(Debug, Default)]
 struct Record {
     name: String,
     time: u64,
     numbers: [u64; NUMBERS],
-    /// The source file of a mutex event.
+    /// Source file of a mutex event.
     text: Option<String>,
-    /// Events that QEMU dropped, when it is that record.
+    /// Number of events that QEMU dropped, if the record reports dropped events.
     dropped: u64,
     is_known: bool,
 }
@@ -154,7 +154,7 @@ struct Reader<'a> {
     schema: &'a Schema,
     version: u64,
     names: HashMap<u64, String>,
-    /// Bytes read.
+    /// Number of bytes read.
     position: u64,
     is_cut: bool,
     payload: Vec<u8>,
@@ -189,7 +189,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next event, mappings taken in on the way; None at the end, or where the file is cut.
+    /// Reads the next event and the mappings before it. Returns `None` at the end, or where the
+    /// file is cut.
     fn next_record(&mut self) -> Result<Option<Record>> {
         loop {
             if self.version < 4 {
@@ -259,7 +260,7 @@ impl<'a> Reader<'a> {
                 8 => Ok(Record {
                     name: "dropped".into(),
                     time,
-                    // Whoever writes the record has dropped something.
+                    // QEMU writes this record only if it has dropped at least one event.
                     dropped: word(payload, 0).max(1),
                     is_known: true,
                     ..Record::default()
@@ -294,8 +295,8 @@ impl<'a> Reader<'a> {
         Ok(record)
     }
 
-    /// Fills `bytes`; false at the end of the file, which is within a record unless `bytes` is
-    /// all missing.
+    /// Fills `bytes`. Returns false at the end of the file. If some bytes were read before the end,
+    /// the file is cut.
     fn fill(&mut self, bytes: &mut [u8]) -> Result<bool> {
         let mut got = 0;
         while got < bytes.len() {
@@ -312,7 +313,7 @@ impl<'a> Reader<'a> {
         Ok(true)
     }
 
-    /// The same, within a record.
+    /// Fills `bytes` within a record, where any end of the file means that it is cut.
     fn rest(&mut self, bytes: &mut [u8]) -> Result<bool> {
         let whole = self.fill(bytes)?;
         self.is_cut |= !whole;
@@ -332,7 +333,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Takes the arguments apart; None unless they fill the payload exactly.
+/// Decodes the arguments. Returns `None` unless they fill the payload exactly.
 fn decode_args(schema: &EventSchema, mut payload: &[u8], record: &mut Record) -> Option<()> {
     let mut count = 0;
     for arg in &schema.args {

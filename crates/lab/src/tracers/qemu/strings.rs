@@ -1,8 +1,9 @@
-//! The strings of a stream: names of events and of source files, a bounded number.
+//! The string table of a stream: names of events and of source files. Its size is limited.
 
 use std::collections::HashMap;
 
-/// QEMU has some five thousand events; what has more names than this is not its log.
+/// Maximum number of strings. QEMU has about five thousand events, so more names mean a damaged
+/// log.
 const MAX: usize = 1 << 14;
 
 /// Strings by number.
@@ -13,7 +14,7 @@ pub(super) struct Strings {
 }
 
 impl Strings {
-    /// The number of a string, new or old; None when there are too many.
+    /// Adds a string if it is new and returns its number. Returns `None` if the table is full.
     pub fn add(&mut self, text: &str) -> Option<u64> {
         if let Some(number) = self.get(text) {
             return Some(number);
@@ -27,12 +28,12 @@ impl Strings {
         Some(number)
     }
 
-    /// The number of a string that was added.
+    /// Returns the number of a string that was added.
     pub fn get(&self, text: &str) -> Option<u64> {
         self.numbers.get(text).copied()
     }
 
-    /// All, in order of their numbers.
+    /// Returns all strings in order of their numbers.
     pub fn list(&self) -> Vec<String> {
         self.list.clone()
     }

@@ -1,6 +1,6 @@
-//! Whole files: logs of a real QEMU 10.0 (a guest reading 4 KiB blocks from virtio-blk with an I/O
-//! thread), and binary traces made here by the layout that QEMU's trace/simple.c writes, because
-//! distributions do not build that backend.
+//! Tests whole files: logs of a real QEMU 10.0 (a guest reading 4 KiB blocks from virtio-blk with
+//! an I/O thread), and generated binary traces. The latter follow the layout of QEMU's
+//! trace/simple.c, because distributions do not build that backend.
 
 use std::path::{Path, PathBuf};
 
@@ -175,12 +175,12 @@ fn what_cannot_be_a_table_is_refused() {
     assert!(refused("").contains("no trace events"));
     assert!(refused("qemu: hello\n").contains("-trace help"));
     assert!(refusal(convert_log(&[0; 100_000])).contains("no trace events"));
-    // Beyond the window in which threads overtake each other.
+    // More than the sorting window apart.
     let line = |at: u64| format!("1@{}.{:06}:virtio_notify vdev 0x1 vq 0x2\n", 100, at);
     let mut text: String = (0..70_000u64).map(|at| line(100_000 + at)).collect();
     text += &line(5);
     assert!(refused(&text).contains("go back by"), "{}", refused(&text));
-    // A damaged digit far from everything else is one line, not the end.
+    // A single damaged digit with a far-off time costs one line, not the rest of the log.
     let far = "1@999999999.000001:virtio_notify vdev 0x1 vq 0x2\n";
     let outcome = convert_log(format!("{}{far}{}", line(1), line(2)).as_bytes()).unwrap();
     assert_eq!(
@@ -189,7 +189,7 @@ fn what_cannot_be_a_table_is_refused() {
     );
 }
 
-/// What QEMU's simple backend writes, by format version.
+/// Writes like QEMU's simple backend, by format version.
 struct Writer {
     version: u64,
     bytes: Vec<u8>,
@@ -203,7 +203,7 @@ impl Writer {
         if version >= 4 {
             for (id, name) in NAMES.iter().enumerate() {
                 writer.word(0);
-                // The numbers are the process's own, not the file's.
+                // The numbers belong to the process, not to the file.
                 writer.word(100 + id as u64);
                 writer.bytes.extend((name.len() as u32).to_ne_bytes());
                 writer.bytes.extend(name.as_bytes());
@@ -247,7 +247,7 @@ fn words(words: &[u64]) -> Vec<u8> {
 fn sample(version: u64) -> Vec<u8> {
     let mut writer = Writer::new(version);
     writer.event(1, 1000, &words(&[0xaa, 0xbb, 2, 1]));
-    // A thread that took its stamp earlier.
+    // A thread that took its timestamp earlier.
     writer.event(0, 900, &[]);
     let mut mutex = words(&[0xcc]);
     mutex.extend(6u32.to_ne_bytes());
@@ -295,14 +295,14 @@ fn a_trace_and_another_builds_events_are_refused() {
             "{refused}"
         );
     }
-    // Before format 4, an event's number is its place in the file.
+    // Before format 4, an event's number is its position in the file.
     let shifted = format!("new(int a) \"\"\n{EVENTS}");
     assert!(refusal(convert_simple(&sample(3), &shifted)).contains("same build"));
     assert_eq!(
         convert_simple(&sample(4), &shifted).unwrap().events.len(),
         5
     );
-    // By name, an event that is not in the file is still an event.
+    // In format 4, an event whose name is not in the file is still an event.
     let fewer = EVENTS.replace("virtqueue_pop", "something_else");
     let outcome = convert_simple(&sample(4), &fewer).unwrap();
     assert_eq!(outcome.named("virtqueue_pop").len(), 2);
@@ -341,7 +341,7 @@ fn a_cut_trace_is_read_to_its_cut() {
     }
 }
 
-/// The build that is installed here, when it has the file: thousands of real declarations.
+/// The installed build's file, with thousands of real declarations.
 #[test]
 fn a_real_trace_events_file_is_read() {
     let path = Path::new("/usr/share/qemu/trace-events-all");

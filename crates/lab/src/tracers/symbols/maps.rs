@@ -1,32 +1,32 @@
-//! `/proc/PID/maps`: what a process has where.
+//! Parses `/proc/PID/maps`, the memory map of a process.
 
 use std::ops::Range;
 
-/// One mapping.
+/// A mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Map {
     range: Range<u64>,
-    /// In the file.
+    /// Offset in the file, in bytes.
     offset: u64,
-    /// A path, `[heap]`, `[stack]`, or nothing.
+    /// A path, `[heap]`, `[stack]`, or empty.
     name: String,
 }
 
-/// Where an address lies.
+/// Location of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In a file that is mapped from `base` on (the address of its first byte).
+    /// In a file. `base` is the address at which the file's first byte is or would be mapped.
     File { path: String, base: u64 },
     /// `offset` bytes into other memory.
     Other { kind: String, offset: u64 },
 }
 
-/// All mappings, in order; lines that are none are left out.
+/// Parses all mappings in order. Invalid lines are skipped.
 pub(super) fn parse(text: &str) -> Vec<Map> {
     text.lines().filter_map(line).collect()
 }
 
-/// `START-END PERMISSIONS OFFSET DEVICE INODE [NAME]`, the name after blanks.
+/// Parses `START-END PERMISSIONS OFFSET DEVICE INODE [NAME]`. The name follows blanks.
 fn line(line: &str) -> Option<Map> {
     let mut words = line.splitn(6, ' ');
     let (start, end) = words.next()?.split_once('-')?;
@@ -40,11 +40,12 @@ fn line(line: &str) -> Option<Map> {
     })
 }
 
-/// Where the address lies; None where nothing is mapped.
+/// Returns the location of an address, or `None` if it is not mapped.
 pub(super) fn place(maps: &[Map], address: u64) -> Option<Place> {
     let index = maps.iter().position(|map| map.range.contains(&address))?;
     let map = &maps[index];
-    // A program's zeroed variables are memory without a name, right behind the file's.
+    // A program's zero-initialised variables are in anonymous memory directly after the file's
+    // mapping.
     let before = index.checked_sub(1).map(|i| &maps[i]);
     let is_rest = |before: &&Map| map.name.is_empty() && before.range.end == map.range.start;
     let owner = before
@@ -68,7 +69,7 @@ pub(super) fn place(maps: &[Map], address: u64) -> Option<Place> {
     })
 }
 
-/// A file that is still there under its name: shared memory and deleted files are not.
+/// Returns whether the name is a file that can be opened: shared memory and deleted files cannot.
 fn is_file(name: &str) -> bool {
     let other = name.starts_with("/memfd:") || name.starts_with("/dev/");
     name.starts_with('/') && !other && !name.ends_with(" (deleted)")

@@ -1,8 +1,9 @@
-//! What lies at addresses of a process that runs: the names of the locks that its threads wait for.
+//! Names the objects at addresses of a running process, such as the locks on which its threads
+//! wait.
 //!
-//! Names come from the symbols of the files that the process has mapped (or from their separate
-//! debug files below /usr/lib/debug). Without symbols an address is `MODULE+OFFSET`, which is the
-//! same in every run of that program; memory that belongs to no file is named by its kind.
+//! Names come from the symbols of the process's mapped files, or from their separate debug files
+//! below /usr/lib/debug. Without symbols, an address becomes `MODULE+OFFSET`, which is the same in
+//! every run of that program. Memory outside of files is named by its kind.
 
 mod maps;
 mod module;
@@ -17,20 +18,20 @@ use crate::error::{Context, Error, Result};
 use maps::{Map, Place};
 use module::Module;
 
-/// The stream's name.
+/// Name of the stream.
 pub const NAME: &str = "symbols";
 
-/// More locks than reports show.
+/// Maximum number of addresses per process. It exceeds the number of locks in a report.
 const MAX_ADDRESSES: usize = 1 << 14;
-/// futex, and futex2's wait, on x86-64: their first argument is an address.
+/// System calls futex and futex_wait on x86-64. Their first argument is an address.
 const FUTEXES: [u64; 2] = [202, 455];
 
-/// Names the futexes in a round's streams of system calls (`streams`: their names), into
-/// `symbols.events`. The threads' processes must still run; those that do not are a problem line
-/// each.
+/// Names the futexes in a round's streams of system calls and writes them to `symbols.events`.
+/// `streams` are the names of the streams. The threads' processes must still run; each process that
+/// does not adds a problem line.
 ///
 /// # Errors
-/// When the streams cannot be read or the names not be written.
+/// When the streams cannot be read or the names cannot be written.
 pub fn collect(round: &Path, streams: &[&str], threads: &[Thread]) -> Result<Collected> {
     let mut addresses: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
     for name in streams {
@@ -72,7 +73,7 @@ fn run_error(error: fathom_run::Error) -> Error {
     }
 }
 
-/// The addresses of futexes, by process.
+/// Collects the addresses of futexes by process.
 fn gather(
     path: &Path,
     threads: &[Thread],
@@ -93,7 +94,7 @@ fn gather(
     Ok(())
 }
 
-/// Which process a thread belongs to.
+/// Maps threads to their processes.
 struct Owners {
     pids: BTreeSet<u32>,
     of: HashMap<u32, Option<u32>>,
@@ -107,7 +108,8 @@ impl Owners {
         }
     }
 
-    /// Threads of a pool come after the list was made: they are looked for in its processes.
+    /// Returns the process of a thread. Pool threads may start after the list was made, so unknown
+    /// threads are looked up in the listed processes.
     fn of(&mut self, tid: u32) -> Option<u32> {
         let pids = &self.pids;
         let has = |pid: &&u32| Path::new(&format!("/proc/{pid}/task/{tid}")).exists();
@@ -130,20 +132,20 @@ fn write(path: &Path, names: &BTreeMap<(u32, u64), String>) -> fathom_run::Resul
     writer.finish()
 }
 
-/// The names of one process.
+/// The symbols of one process.
 #[derive(Debug)]
 pub struct Symbols {
     pid: u32,
     maps: Vec<Map>,
-    /// By path; None for a file that cannot be read as a program.
+    /// Modules by path; `None` for a file that cannot be parsed as a program.
     modules: HashMap<String, Option<Module>>,
 }
 
 impl Symbols {
-    /// Of a process that runs.
+    /// Reads the memory map of a running process.
     ///
     /// # Errors
-    /// When its mappings cannot be read: it has ended, or is another user's.
+    /// When the memory map cannot be read: the process has ended, or belongs to another user.
     pub fn of(pid: u32) -> Result<Symbols> {
         let path = format!("/proc/{pid}/maps");
         let text = std::fs::read_to_string(&path).context(|| format!("cannot read {path}"))?;
@@ -154,11 +156,11 @@ impl Symbols {
         })
     }
 
-    /// What lies at the address; None where nothing is mapped.
+    /// Returns the name of the object at the address, or `None` if the address is not mapped.
     pub fn name(&mut self, address: u64) -> Option<String> {
         match maps::place(&self.maps, address)? {
             Place::File { path, base } => {
-                // As the process sees the file, which may be in another mount namespace.
+                // The path as the process sees it, which may be in another mount namespace.
                 let file = format!("/proc/{}/root{path}", self.pid);
                 let loaded = self.modules.entry(path.clone());
                 let module = loaded.or_insert_with(|| Module::load(Path::new(&file)));
@@ -206,7 +208,7 @@ mod tests {
         let on_stack = 5u64;
         assert!(symbols.name(std::ptr::from_ref(&on_stack) as u64).is_some());
         assert_eq!(symbols.name(8), None);
-        // A function of the C library, by its dynamic symbols.
+        // A function of the C library, found by its dynamic symbols.
         let name = symbols.name(libc::getpid as *const () as u64).unwrap();
         assert!(name.contains("getpid (libc"), "{name}");
     }
@@ -218,7 +220,7 @@ mod tests {
         let address = A_LOCK_OF_THIS_TEST.as_ptr() as u64;
         let mut writer =
             StreamWriter::create(&file(dir.path(), "syscalls"), 5, Vec::new()).unwrap();
-        // This thread is not in the list, but of the process.
+        // This thread is not in the list, but belongs to the process.
         let this = rustix::thread::gettid()
             .as_raw_nonzero()
             .get()
@@ -240,7 +242,7 @@ mod tests {
             role: Role::Other,
             vcpu: None,
         };
-        // No process has this number: /proc/sys/kernel/pid_max is at most 2^22.
+        // No process has this id: /proc/sys/kernel/pid_max is at most 2^22.
         let threads = [thread(1, pid), thread(2, 1 << 30)];
         let collected = collect(dir.path(), &["syscalls"], &threads).unwrap();
         assert!(collected.problems[0].contains("cannot read /proc/1073741824/maps"));

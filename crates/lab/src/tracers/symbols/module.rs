@@ -1,19 +1,19 @@
-//! The symbols of one program or library.
+//! Reads the symbols of one program or library.
 
 use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSegment, ObjectSymbol};
 
-/// Larger files than a QEMU with all of its debugging information are not read.
+/// Maximum size of a file in bytes, above that of a QEMU with all its debug information.
 const MAX_FILE: u64 = 1 << 30;
-/// Far more than a symbol that is meant has.
+/// Maximum length of a symbol's name in bytes, far above that of a meaningful name.
 const MAX_NAME: usize = 200;
 
 /// Symbols in order of their addresses in the file's own address space.
 #[derive(Debug)]
 pub(super) struct Module {
     symbols: Vec<Symbol>,
-    /// The address that the file gives to its own first byte.
+    /// Address of the file's first byte in the file's own address space.
     first: u64,
 }
 
@@ -25,8 +25,8 @@ struct Symbol {
 }
 
 impl Module {
-    /// Reads a file's symbols; None when it is no program. One without any is a module still: its
-    /// offsets are names.
+    /// Reads a file's symbols. Returns `None` if the file is not a program. A program without
+    /// symbols is still a module, because its offsets serve as names.
     pub fn load(path: &Path) -> Option<Module> {
         let bytes = read(path)?;
         let file = object::File::parse(bytes.as_slice()).ok()?;
@@ -48,7 +48,8 @@ impl Module {
         })
     }
 
-    /// The symbol that has the byte at this distance from the file's first, and how far into it.
+    /// Returns the symbol that contains the byte at this offset from the file's first byte, and the
+    /// offset within the symbol.
     pub fn symbol(&self, offset: u64) -> Option<(&str, u64)> {
         let address = offset.wrapping_add(self.first);
         let after = self
@@ -77,7 +78,7 @@ fn symbol<'data>(symbol: impl ObjectSymbol<'data>) -> Option<Symbol> {
     })
 }
 
-/// Where distributions put the debugging information of a stripped file.
+/// Returns the path where distributions store the debug information of a stripped file.
 fn debug_file(file: &object::File) -> Option<PathBuf> {
     let id = file.build_id().ok()??;
     let (first, rest) = id.split_first()?;

@@ -1,4 +1,4 @@
-//! The system calls of threads, and when they ran: what strace would show, without stopping them.
+//! Records the system calls of threads and their scheduling, like strace but without stopping them.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::scene::Scene;
 use super::{Collected, Collector, Tracefs, boxed};
 use crate::error::{Error, Result};
 
-/// The name of the file, and in a round's list.
+/// Name of the event file and of the collector in a round's list.
 pub const NAME: &str = "syscalls";
 
 pub(super) const ENTER: &[Source] = &[
@@ -27,23 +27,23 @@ pub(super) const SWITCH: &[Source] = &[
 ];
 const WAKEUP: &[Source] = &[Source::Field("pid"), Source::Field("target_cpu")];
 
-/// What to record.
+/// Options of the recording.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// Threads, never the recording process's own: its reading would be traced, and read, for
-    /// ever. Those that they start later count too.
+    /// Threads to record, and those that they start later. Threads of this process are not allowed:
+    /// reading the trace would cause new events endlessly.
     pub threads: &'a [u32],
     pub mode: Mode,
 }
 
-/// System calls, being recorded.
+/// A running recording of system calls.
 #[derive(Debug)]
 pub struct Syscalls {
     recorder: Recorder,
     name: &'static str,
 }
 
-/// Of QEMU and the disk's server.
+/// Records the calls of the scene's QEMU and disk server.
 pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
     let options = Options {
         threads: scene.threads,
@@ -55,7 +55,7 @@ pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
 /// Starts to record all system calls of the threads, and their scheduling.
 ///
 /// # Errors
-/// When the kernel does not trace system calls, or the threads are our own.
+/// When the kernel cannot trace system calls, or a thread belongs to this process.
 pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Syscalls> {
     let mut recorder = begin(tracefs, NAME, options, None)?;
     recorder.event("sched/sched_switch", None, Kind::SchedSwitch, SWITCH);
@@ -67,7 +67,7 @@ pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Syscalls> {
     })
 }
 
-/// The same for some system calls only, by their numbers, without scheduling.
+/// Starts to record only the system calls with these numbers, without scheduling.
 pub(super) fn start_some(
     tracefs: &Tracefs,
     name: &'static str,

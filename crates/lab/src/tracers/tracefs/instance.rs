@@ -1,4 +1,4 @@
-//! A trace instance of our own.
+//! A trace instance of this process.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,17 +13,17 @@ use super::{PREFIX, Tracefs, get, put};
 use crate::error::{Context, Error, Result};
 use crate::tracers::ftrace::Format;
 
-/// By which clock an instance stamps its events.
+/// The clock by which an instance stamps its events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceClock {
-    /// The time stamp counter, raw.
+    /// The raw time stamp counter.
     Tsc,
-    /// CLOCK_MONOTONIC, in ns.
+    /// CLOCK_MONOTONIC in nanoseconds.
     Monotonic,
 }
 
 impl TraceClock {
-    /// The kernel's name for it.
+    /// Returns the kernel's name of the clock.
     pub fn name(self) -> &'static str {
         match self {
             TraceClock::Tsc => "x86-tsc",
@@ -32,16 +32,16 @@ impl TraceClock {
     }
 }
 
-/// What one CPU's buffer says of itself (`per_cpu/cpuN/stats`).
+/// Statistics of one CPU's buffer (`per_cpu/cpuN/stats`), as numbers of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Events that can still be read.
     pub entries: u64,
-    /// Overwritten before they were read.
+    /// Events that were overwritten before they were read.
     pub overrun: u64,
-    /// Lost to an interrupt in an interrupt that filled the buffer.
+    /// Events that were lost because nested interrupts filled the buffer.
     pub commit_overrun: u64,
-    /// Refused by a full buffer that does not overwrite.
+    /// Events that a full buffer rejected because it does not overwrite.
     pub dropped: u64,
 }
 
@@ -60,21 +60,21 @@ impl Stats {
         }
     }
 
-    /// Events that nobody will read.
+    /// Returns the number of events that can never be read.
     pub fn lost(&self) -> u64 {
         self.overrun + self.commit_overrun + self.dropped
     }
 }
 
-/// An instance: its own buffers, events and filters. Nothing is traced before [`Instance::on`].
-/// On drop it is removed, with its probes.
+/// A trace instance with its own buffers, events and filters. Tracing is off until
+/// [`Instance::on`]. On drop, the instance and its probes are removed.
 #[derive(Debug)]
 pub struct Instance {
     path: PathBuf,
-    /// The name of the directory; also that of the group of its probes.
+    /// Name of the directory, and of the group of the instance's probes.
     name: String,
     probes: Vec<String>,
-    /// Locked as long as we live.
+    /// The open directory, locked while this value lives.
     lock: Option<File>,
     tracefs: Tracefs,
 }
@@ -91,7 +91,7 @@ impl Instance {
                 made => made.context(|| format!("cannot make a trace instance ({name})"))?,
             }
             let Some(lock) = lock(&path) else {
-                continue; // another run's sweep was faster than our lock
+                continue; // another run's sweep took the lock first
             };
             sweep::remember(&path);
             let instance = Instance {
@@ -106,37 +106,37 @@ impl Instance {
         }
     }
 
-    /// The file system that it belongs to.
+    /// Returns the file system to which the instance belongs.
     pub fn tracefs(&self) -> &Tracefs {
         &self.tracefs
     }
 
-    /// Its directory.
+    /// Returns the instance's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Begins or goes on to trace.
+    /// Starts or continues tracing.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel rejects it.
     pub fn on(&self) -> Result<()> {
         self.put("tracing_on", "1")
     }
 
-    /// Stops; what was traced stays in the buffers.
+    /// Stops tracing. Recorded events stay in the buffers.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel rejects it.
     pub fn off(&self) -> Result<()> {
         self.put("tracing_on", "0")
     }
 
-    /// Stamps events by the time stamp counter, or where that is not offered by CLOCK_MONOTONIC.
-    /// Empties the buffers.
+    /// Sets the clock to the time stamp counter, or to CLOCK_MONOTONIC if the kernel does not offer
+    /// the counter. Empties the buffers.
     ///
     /// # Errors
-    /// When the kernel takes neither.
+    /// When the kernel accepts neither clock.
     pub fn set_clock(&self) -> Result<TraceClock> {
         let clock = TraceClock::Tsc;
         if cfg!(target_arch = "x86_64") && self.put("trace_clock", clock.name()).is_ok() {
@@ -146,7 +146,7 @@ impl Instance {
         self.put("trace_clock", clock.name()).map(|()| clock)
     }
 
-    /// Gives each CPU a buffer of so many KiB.
+    /// Sets the size of each CPU's buffer in KiB.
     ///
     /// # Errors
     /// When there is not enough memory.
@@ -165,16 +165,16 @@ impl Instance {
     /// Sets a trace option of the instance, such as `overwrite`.
     ///
     /// # Errors
-    /// When there is no such option.
+    /// When the kernel has no such option.
     pub fn set_option(&self, option: &str, on: bool) -> Result<()> {
         self.put(&format!("options/{option}"), if on { "1" } else { "0" })
     }
 
-    /// Enables an event (`kvm/kvm_exit`), only for records that pass the filter
+    /// Enables an event (`kvm/kvm_exit`), limited to records that pass the filter
     /// (Documentation/trace/events.rst, "Event filtering").
     ///
     /// # Errors
-    /// When there is no such event or the filter does not fit it.
+    /// When the kernel has no such event or the filter does not match its fields.
     pub fn enable(&self, event: &str, filter: Option<&str>) -> Result<Format> {
         let format = self.tracefs.format(event)?;
         if let Some(filter) = filter {
@@ -184,8 +184,8 @@ impl Instance {
         Ok(format)
     }
 
-    /// Probes the entry of a kernel function and enables the probe; `arguments` as kprobe_events
-    /// takes them (Documentation/trace/kprobetrace.rst): `vq=%di`. Removed on drop.
+    /// Probes the entry of a kernel function and enables the probe. `arguments` have the syntax of
+    /// kprobe_events (Documentation/trace/kprobetrace.rst): `vq=%di`. The probe is removed on drop.
     ///
     /// # Errors
     /// When the function cannot be probed.
@@ -197,11 +197,11 @@ impl Instance {
         self.enable(&format!("{}/{function}", self.name), None)
     }
 
-    /// Traces calls of these functions by the function tracer, those that there are.
+    /// Traces calls of those functions that the function tracer knows.
     ///
     /// # Errors
-    /// When the kernel has no function tracer, keeps its list of functions closed, or knows none
-    /// of them.
+    /// When the kernel has no function tracer, does not let its function filter be changed, or
+    /// knows none of the functions.
     pub fn trace_functions(&self, functions: &[&str]) -> Result<Format> {
         if !self.tracefs.has_tracer("function") {
             return Err(Error::Missing {
@@ -220,20 +220,21 @@ impl Instance {
         self.tracefs.format("ftrace/function")
     }
 
-    /// Traces events of these threads only, and of those that they start from now on.
+    /// Limits events to these threads and the threads that they start from now on. An empty list
+    /// sets no limit.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel rejects it.
     pub fn only_threads(&self, tids: &[u32]) -> Result<()> {
         self.set_option("event-fork", true)?;
-        // One a write: a list longer than a page would be cut somewhere.
+        // One thread id per write, because a list longer than a page would be cut.
         for tid in tids {
             self.put("set_event_pid", &format!("{tid}\n"))?;
         }
         Ok(())
     }
 
-    /// The CPUs that have a buffer.
+    /// Returns the CPUs that have a buffer.
     pub fn cpus(&self) -> Vec<u16> {
         let entries = fs::read_dir(self.path.join("per_cpu"))
             .into_iter()
@@ -252,7 +253,7 @@ impl Instance {
         cpus
     }
 
-    /// What the buffers say of themselves, all CPUs together.
+    /// Returns the sum of all CPUs' buffer statistics.
     pub fn stats(&self) -> Stats {
         let mut sum = Stats::default();
         for cpu in self.cpus() {
@@ -266,19 +267,19 @@ impl Instance {
         sum
     }
 
-    /// What the buffers hold, as text; it stays there.
+    /// Returns the content of the buffers as text. The buffers keep it.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the file cannot be read.
     pub fn text(&self) -> Result<String> {
         let path = self.path.join("trace");
         get(&path).context(|| format!("cannot read {}", path.display()))
     }
 
-    /// Opens a CPU's buffer for reading whole pages, without waiting for them.
+    /// Opens a CPU's buffer for non-blocking reads of whole pages.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// When the file cannot be opened.
     pub fn raw(&self, cpu: u16) -> Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         let path = self.path.join(format!("per_cpu/cpu{cpu}/trace_pipe_raw"));
@@ -304,7 +305,8 @@ impl Drop for Instance {
     }
 }
 
-/// Marks an instance's directory as ours. None when it is somebody else's, or gone by now.
+/// Locks an instance's directory. Returns `None` if another process holds the lock or the directory
+/// no longer exists.
 pub(super) fn lock(path: &Path) -> Option<File> {
     let dir = File::open(path).ok()?;
     flock(&dir, FlockOperation::NonBlockingLockExclusive).ok()?;

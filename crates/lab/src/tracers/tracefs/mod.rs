@@ -1,8 +1,9 @@
-//! The kernel's tracing file system: where it is, and what of it fathom uses.
+//! The kernel's tracing file system (tracefs): finds or mounts it, and accesses the parts that
+//! fathom uses.
 //!
-//! All tracing happens in instances of our own (Documentation/trace/ftrace.rst, "Instances"), so
-//! that nobody else's tracing is touched. An instance's directory is locked as long as its owner
-//! lives; those of killed owners are found by that and removed.
+//! All tracing happens in separate instances (Documentation/trace/ftrace.rst, "Instances"), so that
+//! tracing by other programs is not affected. An instance's directory is locked while its owner
+//! lives. An unlocked directory therefore belongs to a killed owner and is removed.
 
 mod instance;
 mod probes;
@@ -23,13 +24,13 @@ pub use instance::{Instance, Stats, TraceClock};
 pub use sweep::{remove_all, remove_all_on_abort};
 
 const PLACE: &str = "/sys/kernel/tracing";
-/// In the table of mounts, where fathom has mounted it.
+/// Source in the mount table if fathom has mounted the file system.
 const SOURCE: &str = "fathom";
-/// Of the file system (TRACEFS_MAGIC in linux/magic.h).
+/// Magic number of the file system (TRACEFS_MAGIC in linux/magic.h).
 const MAGIC: rustix::fs::FsWord = 0x7472_6163;
-/// How often it is looked for, where others unmount it.
+/// Attempts to open the file system, which another process may unmount at any time.
 const TRIES: u32 = 10;
-/// Every name that we make starts with this.
+/// Prefix of every name that fathom creates.
 const PREFIX: &str = "fathom";
 
 /// The tracing file system of this machine.
@@ -41,14 +42,14 @@ pub struct Tracefs {
 #[derive(Debug)]
 struct Mount {
     root: PathBuf,
-    /// The root, open: whoever else unmounts it is refused as long as it is.
+    /// The open root: while it is open, the file system cannot be unmounted.
     hold: Option<fs::File>,
-    /// Mounted by fathom, in this process or another: whoever uses it last unmounts it.
+    /// Whether fathom has mounted the file system, in any process. The last user unmounts it.
     is_ours: bool,
 }
 
 impl Mount {
-    /// Finds it, or mounts it.
+    /// Finds the file system or mounts it.
     fn open() -> Result<Mount> {
         for _ in 0..TRIES {
             let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -58,7 +59,7 @@ impl Mount {
             };
             let hold = fs::File::open(&root).map_err(|error| refused(&error))?;
             let kind = rustix::fs::fstatfs(&hold).map_err(|error| refused(&error.into()))?;
-            // Its last user may just have unmounted it.
+            // The file system's last user may just have unmounted it.
             if kind.f_type == MAGIC {
                 let hold = Some(hold);
                 return Ok(Mount {
@@ -79,18 +80,19 @@ impl Drop for Mount {
     fn drop(&mut self) {
         drop(self.hold.take());
         if self.is_ours {
-            // Somebody else may be using it: then it stays.
+            // Fails if another process still uses the file system, which then stays mounted.
             let _ = unmount(&self.root, UnmountFlags::empty());
         }
     }
 }
 
 impl Tracefs {
-    /// Finds the file system, or mounts it for as long as anybody has such a value (or an instance
-    /// of it), here or in another process; and removes what killed runs have left in it.
+    /// Finds the file system, or mounts it. The mount lasts as long as any process has such a value
+    /// or an instance of it. Also removes the instances and probes of killed runs.
     ///
     /// # Errors
-    /// One line that says what is missing: root, the file system, or an unlocked kernel.
+    /// One line that names the obstacle: no root rights, no such file system, or a locked-down
+    /// kernel.
     pub fn open() -> Result<Tracefs> {
         let mount = Arc::new(Mount::open()?);
         let tracefs = Tracefs { mount };
@@ -99,49 +101,49 @@ impl Tracefs {
         Ok(tracefs)
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn root(&self) -> &Path {
         &self.mount.root
     }
 
-    /// Whether the kernel has this event (`kvm/kvm_exit`).
+    /// Returns whether the kernel has this event (`kvm/kvm_exit`).
     pub fn has_event(&self, event: &str) -> bool {
         self.root().join("events").join(event).is_dir()
     }
 
-    /// Whether this tracer is offered (`function`).
+    /// Returns whether this tracer is available (`function`).
     pub fn has_tracer(&self, name: &str) -> bool {
         let tracers = fs::read_to_string(self.root().join("available_tracers"));
         tracers.is_ok_and(|names| names.split_whitespace().any(|one| one == name))
     }
 
-    /// Whether kernel probes can be set.
+    /// Returns whether kernel probes can be set.
     pub fn has_kprobes(&self) -> bool {
         self.root().join(probes::EVENTS).exists()
     }
 
-    /// Creates an instance; `name` only makes it recognisable.
+    /// Creates an instance. `name` only makes its directory recognisable.
     ///
     /// # Errors
-    /// When the kernel makes no more of them.
+    /// When the kernel cannot create an instance.
     pub fn instance(&self, name: &str) -> Result<Instance> {
         Instance::create(self.clone(), name)
     }
 
-    /// How an event's records are laid out.
+    /// Returns the record format of an event.
     ///
     /// # Errors
-    /// When there is no such event, or its file cannot be understood.
+    /// When the event does not exist, or its format file cannot be parsed.
     pub fn format(&self, event: &str) -> Result<Format> {
         let path = self.root().join("events").join(event).join("format");
         let text = get(&path).context(|| no_event(event))?;
         Format::parse(&text).map_err(|reason| Error::Unusable { path, reason })
     }
 
-    /// How pages of the ring buffer are laid out.
+    /// Returns the page layout of the ring buffer.
     ///
     /// # Errors
-    /// When the kernel's description cannot be understood.
+    /// When the kernel's description cannot be parsed.
     pub fn layout(&self) -> Result<Layout> {
         let path = self.root().join("events/header_page");
         let text = get(&path).context(|| format!("cannot read {}", path.display()))?;
@@ -166,7 +168,7 @@ fn no_event(event: &str) -> String {
     }
 }
 
-/// Why tracing is not to be had, and how it is.
+/// Returns the reason why tracing is unavailable, with a hint how to enable it.
 fn refused(error: &io::Error) -> Error {
     let lockdown = fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
     let hint = if !rustix::process::geteuid().is_root() {
@@ -185,8 +187,8 @@ fn refused(error: &io::Error) -> Error {
     }
 }
 
-/// The place where a table of mounts (proc_pid_mounts(5)) has a tracefs, and whether fathom has
-/// mounted it.
+/// Finds a tracefs in a mount table (proc_pid_mounts(5)). Returns its mount point and whether
+/// fathom has mounted it.
 fn find(mounts: &str) -> Option<(PathBuf, bool)> {
     mounts
         .lines()
@@ -196,21 +198,21 @@ fn find(mounts: &str) -> Option<(PathBuf, bool)> {
             let place = PathBuf::from(fields[1].replace("\\040", " "));
             (place, fields[0] == SOURCE)
         })
-        // A second one may be an automount below debugfs; the usual place is the better name.
+        // A second mount may be the automount below debugfs; the usual mount point is preferred.
         .min_by_key(|(path, _)| path.as_path() != Path::new(PLACE))
 }
 
 fn mount_it() -> Result<PathBuf> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     match mount(SOURCE, PLACE, "tracefs", flags, None::<&std::ffi::CStr>) {
-        // Busy: somebody else has just mounted it.
+        // EBUSY: another process has just mounted it.
         Ok(()) | Err(Errno::BUSY) => Ok(PLACE.into()),
         Err(error) => Err(refused(&error.into())),
     }
 }
 
-/// Reads a small file with room to spare: some of tracefs give all that they have to the first
-/// read, or lose the rest.
+/// Reads a small file with a large buffer, because some tracefs files return all their content in
+/// the first read or lose the rest.
 fn get(path: &Path) -> io::Result<String> {
     use std::io::Read;
     const ROOM: usize = 64 << 10;
@@ -226,11 +228,11 @@ fn get(path: &Path) -> io::Result<String> {
         }
     }
     bytes.truncate(length);
-    // The names of commands are any bytes.
+    // Command names may contain any bytes.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Writes into a control file without truncating it: for some, that means "clear".
+/// Writes to a control file without truncating it, because truncation clears some files.
 fn put(path: &Path, text: &str) -> io::Result<()> {
     use std::io::Write;
     let mut file = fs::OpenOptions::new().write(true).open(path)?;

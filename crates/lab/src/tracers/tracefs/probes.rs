@@ -1,5 +1,5 @@
-//! Kernel probes. Their list is one for the whole kernel; ours are in groups named after the
-//! instance that they are for.
+//! Kernel probes. The kernel has one list of probes for all instances. Probes of this module are in
+//! groups that are named after their instance.
 
 use std::fs;
 use std::io;
@@ -9,33 +9,33 @@ use super::put;
 
 pub(super) const EVENTS: &str = "kprobe_events";
 
-/// Sets a probe on the entry of a function, named like the function.
+/// Sets a probe on the entry of a function. The probe has the function's name.
 pub(super) fn add(root: &Path, group: &str, function: &str, arguments: &str) -> io::Result<()> {
     let probe = format!("p:{group}/{function} {function} {arguments}\n");
     append(root, &probe)
 }
 
-/// Removes a group's probes. They must be enabled nowhere.
+/// Removes a group's probes, which must be disabled in every instance.
 pub(super) fn remove_group(root: &Path, group: &str) {
     for (_, probe) in list(root).into_iter().filter(|(of, _)| of == group) {
         let _ = append(root, &format!("-:{group}/{probe}\n"));
     }
 }
 
-/// Groups and names of all probes.
+/// Returns the groups and names of all probes.
 pub(super) fn list(root: &Path) -> Vec<(String, String)> {
     let text = fs::read_to_string(root.join(EVENTS)).unwrap_or_default();
     text.lines().filter_map(parse).collect()
 }
 
-/// `p:GROUP/NAME function arguments`
+/// Parses `p:GROUP/NAME function arguments`.
 fn parse(line: &str) -> Option<(String, String)> {
     let (_, name) = line.split_whitespace().next()?.split_once(':')?;
     let (group, name) = name.split_once('/')?;
     Some((group.to_owned(), name.to_owned()))
 }
 
-/// Opening the list for truncation would remove everybody's probes.
+/// Appends to the list. Opening it with truncation would remove the probes of all programs.
 fn append(root: &Path, line: &str) -> io::Result<()> {
     put(&root.join(EVENTS), line)
 }

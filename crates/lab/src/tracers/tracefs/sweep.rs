@@ -1,4 +1,4 @@
-//! Leaving nothing behind: removing instances, our own and those of runs that were killed.
+//! Removes trace instances: those of this process, and those of killed runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use super::{PREFIX, instance, probes, put};
 
-/// Instances of this process.
+/// Paths of this process's instances.
 static OURS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A reader that is just leaving keeps an instance busy.
+/// Attempts to remove an instance, which a reader keeps busy until it has closed its files.
 const PATIENCE: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Where a panic aborts the process, no destructor runs: this makes the panic hook remove this
-/// process's instances. Where panics unwind it does nothing, since destructors do.
+/// Makes the panic hook remove this process's instances if panics abort, because then no destructor
+/// runs. If panics unwind, this function does nothing, since destructors remove the instances.
 pub fn remove_all_on_abort() {
     static ONCE: Once = Once::new();
     if cfg!(not(panic = "abort")) {
@@ -30,7 +30,7 @@ pub fn remove_all_on_abort() {
     });
 }
 
-/// Removes this process's instances, for a signal that ends it.
+/// Removes this process's instances, for a signal handler that ends it.
 pub fn remove_all() {
     for path in std::mem::take(&mut *ours()) {
         let root = path.ancestors().nth(2).unwrap_or(Path::new("/"));
@@ -51,9 +51,9 @@ pub(super) fn forget(path: &Path) {
     ours().retain(|one| one != path);
 }
 
-/// Removes an instance and the probes that are for it.
+/// Removes an instance and its probes.
 pub(super) fn remove(root: &Path, path: &Path, name: &str) {
-    // Removing an instance disables its events.
+    // Removing the instance also disables its events.
     for (file, text) in [("tracing_on", "0"), ("current_tracer", "nop")] {
         let _ = put(&path.join(file), text);
     }
@@ -67,12 +67,12 @@ pub(super) fn remove(root: &Path, path: &Path, name: &str) {
     }
 }
 
-/// An enabled probe cannot be removed.
+/// Disables a group's probes, because an enabled probe cannot be removed.
 fn disable_group(path: &Path, name: &str) {
     let _ = put(&path.join("events").join(name).join("enable"), "0");
 }
 
-/// Removes the instances whose owners are gone, and probes without an instance.
+/// Removes the instances whose owners have ended, and probes without an instance.
 pub(super) fn sweep(root: &Path) {
     let is_ours = |name: &str| name.starts_with(&format!("{PREFIX}_"));
     let entries = fs::read_dir(root.join("instances")).into_iter().flatten();
@@ -81,7 +81,7 @@ pub(super) fn sweep(root: &Path) {
         if !is_ours(&name) {
             continue;
         }
-        // Who holds the lock lives.
+        // A living owner holds the lock.
         if let Some(lock) = instance::lock(&path) {
             remove(root, &path, &name);
             drop(lock);

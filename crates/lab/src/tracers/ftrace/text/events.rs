@@ -1,4 +1,4 @@
-//! From the text of a trace to events.
+//! Converts the text of a trace to events.
 
 use fathom_run::{Event, Kind};
 
@@ -6,16 +6,16 @@ use super::{Line, TextReader};
 use crate::tracers::ftrace::page::Record;
 use crate::tracers::ftrace::plan::Plan;
 
-/// What a text held.
+/// Result of parsing a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextEvents {
-    /// By time.
+    /// Events in order of time.
     pub events: Vec<Event>,
-    /// Lines of events that were asked for, but could not be understood.
+    /// Number of lines with wanted events that could not be parsed.
     pub damaged: u64,
 }
 
-/// Reads the text of `trace`. `functions` are those of the function tracer that count.
+/// Parses the text of `trace`. `functions` are the functions of the function tracer to keep.
 pub fn events(
     reader: &TextReader,
     plan: &Plan,
@@ -46,7 +46,7 @@ pub fn events(
     found
 }
 
-/// None for an event that nobody asked for.
+/// Converts a line. Returns `None` for an event that is not wanted.
 fn event(
     reader: &TextReader,
     plan: &Plan,
@@ -67,7 +67,7 @@ fn event(
         .ok_or(())
 }
 
-/// `CPU:1 [LOST 12 EVENTS]`; without a number when the kernel does not know it.
+/// Parses `CPU:1 [LOST 12 EVENTS]`. The count is 0 if the kernel does not know it.
 fn lost_events(text: &str) -> Option<u64> {
     let (_, rest) = text.strip_prefix("CPU:")?.split_once("[LOST ")?;
     let count = rest.split_whitespace().next()?;

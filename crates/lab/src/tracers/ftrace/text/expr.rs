@@ -1,29 +1,29 @@
-//! The arguments of an event's `print fmt`, as far as they can be undone: from what was printed
-//! back to the field.
+//! Parses the arguments of an event's `print fmt`, as far as printing can be inverted: from the
+//! printed text back to the field.
 
-/// What a conversion prints.
+/// The expression that a conversion prints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expr {
-    /// A field, or an element of it, shifted to the right by some bits.
+    /// A field or an element of it, shifted to the right by some bits.
     Number {
         field: String,
         element: usize,
         shift: u32,
     },
-    /// Words for a field's values.
+    /// A word for each value of a field.
     Words {
         field: String,
         shift: u32,
         words: Vec<(u64, String)>,
     },
-    /// One of two, by whether a field has this value.
+    /// One of two expressions, depending on whether a field has this value.
     Choice {
         field: String,
         value: u64,
         yes: Box<Expr>,
         no: Box<Expr>,
     },
-    /// Something computed from which no field can be told.
+    /// An expression from whose text no field can be recovered.
     Unknown,
 }
 
@@ -56,13 +56,13 @@ impl Expr {
         number(text)
     }
 
-    /// Fields that what is printed tells.
+    /// Appends the fields that the printed text determines to `told`.
     pub fn fields(&self, told: &mut Vec<String>) {
         match self {
             Expr::Number { field, .. } | Expr::Words { field, .. } => told.push(field.clone()),
             Expr::Choice { field, yes, no, .. } => {
                 told.push(field.clone());
-                // Both sides must tell it.
+                // Only fields that both branches determine.
                 let (mut left, mut right) = (Vec::new(), Vec::new());
                 yes.fields(&mut left);
                 no.fields(&mut right);
@@ -114,7 +114,7 @@ fn choice(condition: &str, yes: &str, no: &str) -> Expr {
     }
 }
 
-/// `((REC->dev) >> 20)`, `(REC->dev) & ((1U << 20) - 1)`, `REC->args[2]`
+/// Parses `((REC->dev) >> 20)`, `(REC->dev) & ((1U << 20) - 1)` or `REC->args[2]`.
 fn number(text: &str) -> Expr {
     let unknown = Expr::Unknown;
     let mut fields = text.match_indices("REC->");
@@ -133,7 +133,7 @@ fn number(text: &str) -> Expr {
         },
         None => (0, rest),
     };
-    // Masks and casts only cut off what is not printed; anything else computes.
+    // Masks and casts only remove bits that are not printed. Any other operator is a computation.
     let (before, shift) = (&text[..at], shift_of(rest));
     if before.contains(['+', '-', '*', '/', '|', '~', '<']) || rest.contains(['+', '*', '|', '?']) {
         return unknown;
@@ -156,7 +156,7 @@ fn shift_of(text: &str) -> u32 {
     number.filter(|&shift| shift < 64).unwrap_or(0)
 }
 
-/// `{ 0x400, "npf" }`; the value may be a sum.
+/// Parses `{ 0x400, "npf" }`. The value may be a sum.
 fn word(text: &str) -> Option<(u64, String)> {
     let inside = text.trim().strip_prefix('{')?.strip_suffix('}')?;
     let (value, name) = inside.split_once(',')?;
@@ -174,7 +174,7 @@ fn integer(text: &str) -> Option<u64> {
     }
 }
 
-/// One or more string literals side by side.
+/// Parses one or more adjacent string literals.
 pub(super) fn literal(text: &str) -> Option<String> {
     let (mut rest, mut all) = (strip(text), String::new());
     while !rest.is_empty() {
@@ -185,7 +185,7 @@ pub(super) fn literal(text: &str) -> Option<String> {
     Some(all)
 }
 
-/// A string literal, and what follows it.
+/// Parses a string literal and returns it with the text that follows it.
 pub(super) fn first_literal(text: &str) -> Option<(String, &str)> {
     let inside = text.trim_start().strip_prefix('"')?;
     let (mut all, mut escaped) = (String::new(), false);
@@ -203,13 +203,13 @@ pub(super) fn first_literal(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// The inside of `name(...)`, if that is all.
+/// Returns the inside of `name(...)`, if nothing follows it.
 fn call<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let inside = text.strip_prefix(name)?.trim_start().strip_prefix('(')?;
     all_of(inside)
 }
 
-/// Without blanks and parentheses around all of it.
+/// Removes blanks around the text and parentheses around the whole text.
 fn strip(text: &str) -> &str {
     let mut text = text.trim();
     while let Some(inside) = text.strip_prefix('(').and_then(all_of) {
@@ -218,13 +218,13 @@ fn strip(text: &str) -> &str {
     text
 }
 
-/// What is in a parenthesis that was just opened, if nothing follows it.
+/// Returns the inside of a parenthesis that has just been opened, if nothing follows it.
 fn all_of(text: &str) -> Option<&str> {
     let inside = text.strip_suffix(')')?;
     (closing(text)? == inside.len()).then_some(inside)
 }
 
-/// Where the parenthesis that was just opened is closed.
+/// Returns the offset at which the parenthesis that has just been opened is closed.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     let place = outside_literals(text).find(|&(_, letter)| match letter {
@@ -242,11 +242,11 @@ fn closing(text: &str) -> Option<usize> {
     place.map(|(at, _)| at)
 }
 
-/// `condition ? yes : no` at the outermost level.
+/// Splits `condition ? yes : no` at the outermost level.
 fn conditional(text: &str) -> Option<(&str, &str, &str)> {
     let question = top_level(text, b'?').next()?;
     let rest = &text[question + 1..];
-    // A conditional in between has a colon of its own.
+    // A nested conditional has its own colon.
     let inner: Vec<usize> = top_level(rest, b'?').collect();
     let colon = top_level(rest, b':')
         .enumerate()
@@ -256,7 +256,7 @@ fn conditional(text: &str) -> Option<(&str, &str, &str)> {
     Some((condition, &rest[..colon], &rest[colon + 1..]))
 }
 
-/// At commas of the outermost level.
+/// Splits at commas of the outermost level.
 pub(super) fn split(text: &str) -> Vec<&str> {
     let (mut parts, mut from) = (Vec::new(), 0);
     for at in top_level(text, b',') {
@@ -267,7 +267,7 @@ pub(super) fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-/// Where a letter is outside of any parentheses, braces and literals.
+/// Returns the offsets of a letter outside of parentheses, braces, brackets and literals.
 fn top_level(text: &str, wanted: u8) -> impl Iterator<Item = usize> {
     let mut depth = 0i64;
     outside_literals(text).filter_map(move |(at, letter)| {

@@ -1,6 +1,6 @@
-//! The kernel's trace as text (`trace`), for where its pages cannot be read. Each event's
-//! `print fmt` says how it was printed; what can be undone of that makes a record again, which
-//! then is decoded like one from a page.
+//! Parses the kernel's trace as text (`trace`), if its pages cannot be read. Each event's `print
+//! fmt` says how the line was printed. The parser inverts it into a record, which is then decoded
+//! like one from a page.
 
 mod events;
 mod expr;
@@ -17,17 +17,17 @@ pub use events::{TextEvents, events};
 pub struct Line<'a> {
     pub cpu: u16,
     pub tid: u32,
-    /// As printed: ticks, or seconds with six digits of their fraction as ns.
+    /// The time as printed: ticks, or seconds with six decimal digits, converted to nanoseconds.
     pub time: u64,
-    /// The event's name, or the function's of the function tracer.
+    /// Name of the event, or of the function for the function tracer.
     pub event: &'a str,
-    /// What the event printed; None for a function.
+    /// Text that the event printed, or `None` for a function.
     pub body: Option<&'a str>,
 }
 
 impl<'a> Line<'a> {
-    /// Reads `COMM-TID [CPU] FLAGS TIME: EVENT: BODY`. A command may hold anything, digits and
-    /// brackets included, so the CPU is the last of its kind before the time.
+    /// Parses `COMM-TID [CPU] FLAGS TIME: EVENT: BODY`. COMM may hold any text, including digits
+    /// and brackets, so every ` [` is tried in order until the rest of the line parses.
     pub fn parse(text: &'a str) -> Option<Line<'a>> {
         let mut from = 0;
         while let Some(at) = text[from..].find(" [") {
@@ -42,7 +42,7 @@ impl<'a> Line<'a> {
 
     fn parse_at(task: &str, rest: &'a str) -> Option<Line<'a>> {
         let (cpu, rest) = rest.split_once("] ")?;
-        // With the option record-tgid, `(  161)` follows the thread.
+        // With the option record-tgid, `(  161)` follows the thread id.
         let task = task
             .split_once(" (")
             .map_or(task, |(task, _)| task)
@@ -84,7 +84,7 @@ fn parse_time(text: &str) -> Option<u64> {
 struct Printed {
     format: Format,
     pieces: Vec<Piece>,
-    /// Bytes of a record.
+    /// Size of a record in bytes.
     size: usize,
 }
 
@@ -94,17 +94,17 @@ enum Piece {
     Conversion { is_hex: bool, expr: Expr },
 }
 
-/// Makes records of lines.
+/// Converts lines to records.
 #[derive(Clone, Debug, Default)]
 pub struct TextReader {
     events: HashMap<String, Printed>,
 }
 
 impl TextReader {
-    /// Learns how an event is printed. `needed` are the fields that must come out again.
+    /// Parses how an event is printed. `needed` are the fields that the text must determine.
     ///
     /// # Errors
-    /// The field that the text does not tell.
+    /// The name of a needed field that the text does not determine.
     pub fn add(&mut self, format: &Format, needed: &[&str]) -> Result<(), String> {
         let pieces = pieces_of(&format.print)
             .ok_or_else(|| format!("how {} is printed cannot be understood", format.name))?;
@@ -137,7 +137,7 @@ impl TextReader {
         Ok(())
     }
 
-    /// The record that a line was printed from, as far as the text tells its fields.
+    /// Returns the record from which a line was printed, as far as the text determines its fields.
     pub fn record(&self, line: &Line) -> Option<Vec<u8>> {
         let printed = self.events.get(line.event)?;
         let mut record = vec![0; printed.size];
@@ -163,7 +163,8 @@ impl Printed {
                     let length = match self.pieces.get(index + 1) {
                         None => text.len(),
                         Some(Piece::Literal(next)) => text.find(next.as_str())?,
-                        // Nothing between the two: words and numbers can be told apart.
+                        // Without a literal in between, the length follows from the expression:
+                        // words and numbers differ.
                         Some(Piece::Conversion { .. }) => length_of(expr, text, *is_hex),
                     };
                     let (word, rest) = text.split_at(length);
@@ -175,7 +176,7 @@ impl Printed {
         text.trim_end().is_empty().then_some(())
     }
 
-    /// Stores what was printed; false where it was nothing that the expression prints.
+    /// Stores a printed value. Returns false if the expression cannot have printed the text.
     fn store(&self, expr: &Expr, text: &str, is_hex: bool, record: &mut [u8]) -> bool {
         match expr {
             Expr::Number {
@@ -221,7 +222,8 @@ impl Printed {
                 if self.store(yes, text, is_hex, record) {
                     return put(record, field, 0, *value);
                 }
-                // The other value is not printed; of a choice of two it is the next.
+                // The other value is not printed. As the field has two values, it is taken to be
+                // the next one.
                 self.store(no, text, is_hex, record) && put(record, field, 0, value.wrapping_add(1))
             }
             Expr::Unknown => true,
@@ -229,7 +231,7 @@ impl Printed {
     }
 }
 
-/// How much of the text an expression can have printed.
+/// Returns the length of the text that an expression can have printed.
 fn length_of(expr: &Expr, text: &str, is_hex: bool) -> usize {
     match expr {
         Expr::Number { .. } => {
@@ -265,7 +267,7 @@ fn parse_number(text: &str, is_hex: bool) -> Option<u64> {
     }
 }
 
-/// Adds the bits of a number to a field: a field may be printed in two parts.
+/// Adds the bits of a number to a field, because a field may be printed in two parts.
 fn put(record: &mut [u8], field: &Field, element: usize, value: u64) -> bool {
     if field.shape != Shape::Plain || element >= field.elements {
         return false;
@@ -292,7 +294,7 @@ fn put_text(record: &mut [u8], field: &Field, text: &str) -> bool {
     }
 }
 
-/// `"(%lx) vq=0x%Lx", REC->__probe_ip, REC->vq`
+/// Parses `"(%lx) vq=0x%Lx", REC->__probe_ip, REC->vq` into literals and conversions.
 fn pieces_of(print: &str) -> Option<Vec<Piece>> {
     let (text, rest) = expr::first_literal(print)?;
     let rest = rest.trim_start().strip_prefix(',').unwrap_or(rest);
