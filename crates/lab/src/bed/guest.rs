@@ -1,4 +1,4 @@
-//! A guest with one disk, or one directory, under test, and its server.
+//! A guest with one disk or one directory under test, and its server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,24 +13,24 @@ use crate::machine::Machine;
 use crate::scratch::Scratch;
 use crate::server::{Kind, Served, Server, Spec};
 
-/// QEMU's id for the disk under test.
+/// QEMU's id of the disk under test.
 pub const DISK: &str = "disk";
-/// In a cell's folder: what the server printed at its end (Fathom's times by stage).
+/// File in a cell's folder with the server's final output, which for Fathom has the times by stage.
 const SERVER_LOG: &str = "server.txt";
 
 /// A guest that has booted. It is killed on drop.
 #[derive(Debug)]
 pub struct GuestBed {
-    // Fields are dropped in order: QEMU goes before its server.
+    // Fields are dropped in order: QEMU must end before its server.
     pub guest: Guest,
-    /// None where QEMU itself serves the disk.
+    /// The disk's server; `None` if QEMU itself serves the disk.
     pub server: Option<Server>,
-    /// The disk's device in the guest, such as /dev/vda; empty where it has a directory instead.
+    /// The disk's device in the guest, such as /dev/vda; empty if the guest has a directory
+    /// instead.
     pub device: String,
-    /// The disk's image on the host, or the directory; empty where its server has one that is not
-    /// known.
+    /// The disk's image on the host, or the directory; empty if the server's image is not known.
     pub image: PathBuf,
-    /// The server's threads look for work before they sleep.
+    /// Whether the server's threads poll before they sleep.
     polls: bool,
     _dir: Option<Scratch>,
 }
@@ -39,7 +39,7 @@ impl GuestBed {
     /// Starts the disk's server and boots the machine with the disk added to it.
     ///
     /// # Errors
-    /// When a server or the guest does not start, with their last words.
+    /// When a server or the guest does not start; the error has their last messages.
     pub fn boot(
         mut machine: Machine,
         kind: &Kind,
@@ -56,7 +56,7 @@ impl GuestBed {
         Ok(bed)
     }
 
-    /// Boots the machine, which has what `server` serves.
+    /// Boots the machine, which already has the device that `server` serves.
     pub(super) fn start(
         mut machine: Machine,
         mut server: Option<Server>,
@@ -74,7 +74,7 @@ impl GuestBed {
             "booting a guest ({}), {with}",
             machine.accelerator().name()
         ));
-        // A server may listen and then find no image: it says more than QEMU does.
+        // A server may listen and then find no image; its error then says more than QEMU's.
         let guest = Guest::boot(&machine).map_err(|error| {
             let ended = server
                 .as_mut()
@@ -91,15 +91,16 @@ impl GuestBed {
         })
     }
 
-    /// Removes a directory, that of the image and the sockets, when all this has ended.
+    /// Adds the directory of the image and the sockets, which is removed after the guest and the
+    /// server.
     #[must_use]
     pub fn with_dir(mut self, dir: Scratch) -> Self {
         self._dir = Some(dir);
         self
     }
 
-    /// What to look at from outside while the guest works: QEMU, the disk's server and the block
-    /// device below its image.
+    /// Returns what to watch from outside while the guest works: QEMU, the disk's server and the
+    /// block device below its image.
     pub(super) fn watch(&mut self) -> Watch {
         let polls = self.polls;
         let mut processes = vec![Watched::new(self.guest.pid(), evidence::Kind::Qemu)];
@@ -111,16 +112,16 @@ impl GuestBed {
         }
         Watch {
             processes,
-            // None where it is not known: a file of a network's, say.
+            // `None` if the device is unknown, for example for a file on a network file system.
             device: evidence::device_below(&self.image).unwrap_or_default(),
             ..Watch::default()
         }
     }
 
-    /// Powers the guest off, ends the server, and returns what it printed.
+    /// Powers the guest off, stops the server, and returns the server's output.
     ///
     /// # Errors
-    /// When one of them does not end, or ends with a failure.
+    /// When one of them does not end, or fails.
     pub fn end(mut self) -> Result<String> {
         self.guest.power_off()?;
         match self.server.take() {
@@ -129,10 +130,10 @@ impl GuestBed {
         }
     }
 
-    /// The same; what the server printed is left in the cell's folder.
+    /// Like [`end`](Self::end), but writes the server's output into the cell's folder.
     ///
     /// # Errors
-    /// Likewise, and when it cannot be written.
+    /// Those of [`end`](Self::end), and when the output cannot be written.
     pub fn end_into(self, folder: &Path) -> Result<()> {
         let said = self.end()?;
         if said.trim().is_empty() {

@@ -1,4 +1,4 @@
-//! This machine itself, without a guest: what the same work comes to there.
+//! This machine without a guest, as the reference for the same work.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,42 +10,42 @@ use crate::evidence;
 use crate::host;
 use crate::scratch::Scratch;
 
-/// A directory of this machine's own, on the file system that has the images.
+/// A directory of this machine, on the file system that has the images.
 #[derive(Debug)]
 pub struct HostBed {
     dir: Scratch,
 }
 
 impl HostBed {
-    /// Makes the directory.
+    /// Creates the directory.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn new() -> Result<HostBed> {
         let dir = Scratch::on_disk()?;
         Ok(HostBed { dir })
     }
 
-    /// Where scripts run, and may leave what they like.
+    /// Returns the directory in which scripts run and may leave files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Runs a script by the shell that guests have, each command of which must succeed, and returns
-    /// what it printed.
+    /// Runs a script in the shell that guests have, and returns its output. Each command of the
+    /// script must succeed.
     ///
     /// # Errors
-    /// When it fails, or does not end in time.
+    /// When the script fails, or does not end in time.
     pub fn check(&self, script: &str, timeout: Duration) -> Result<String> {
         self.shell(script, timeout)?.run()
     }
 
-    /// Runs a load here and looks at this machine and at the device below the directory meanwhile.
+    /// Runs a load and meanwhile samples this machine and the device below the directory.
     ///
     /// # Errors
-    /// When the script fails, or prints what cannot be parsed.
+    /// When the script fails, or its output cannot be parsed.
     pub fn measure(&self, job: &Job) -> Result<Seen> {
-        // None where it is not known: a file of a network's, say.
+        // `None` if the device is unknown, for example for a file on a network file system.
         let probe = tempfile::NamedTempFile::new_in(self.dir()).ok();
         let device = probe.and_then(|file| evidence::device_below(file.path()).ok()?);
         self.shell(job.script, job.timeout)?

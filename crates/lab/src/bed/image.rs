@@ -1,4 +1,4 @@
-//! The image that a cell reads.
+//! Writes the image that a cell reads.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::error::{Context, Error, Result};
 
-/// Writes every block, with contents that no layer can shorten: reading a hole measures nothing.
+/// Writes every block with incompressible contents, because reading a hole measures nothing.
 pub fn fill(path: &Path, size: u64) -> Result<()> {
     if size == 0 || !size.is_multiple_of(512) {
         let reason = format!("a size of {size} bytes is not a positive multiple of 512");
@@ -19,7 +19,7 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
     }
     let what = || format!("cannot write {}", path.display());
     let mut file = File::create(path).context(what)?;
-    // Told before the disk is full for everybody.
+    // Checked first, before the file fills the disk for all programs.
     let room = rustix::fs::fstatvfs(&file).map_err(io::Error::from);
     let room = room.context(what)?;
     if room.f_bavail.saturating_mul(room.f_frsize) < size {
@@ -36,7 +36,7 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
     file.sync_all().context(what)
 }
 
-/// A MiB that no layer can shorten, the same every time.
+/// Returns a MiB of incompressible data, the same every time.
 pub fn noise() -> Vec<u8> {
     let mut chunk = vec![0; 1 << 20];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,4 +1,4 @@
-//! Where work runs: what a cell needs around it.
+//! Beds: the environments in which cells run their work.
 
 mod guest;
 mod host;

@@ -1,6 +1,6 @@
-//! Beds that stay from one cell to the next: a boot costs more than most cells.
+//! Beds that are kept from one cell to the next, because a boot costs more than most cells.
 
-/// Beds by name, which says all that they were made of. The one that was used last is the last.
+/// Beds by name, which identifies their complete configuration, in order of their last use.
 #[derive(Debug)]
 pub struct Pool<B> {
     beds: Vec<(String, B)>,
@@ -8,7 +8,7 @@ pub struct Pool<B> {
 }
 
 impl<B> Pool<B> {
-    /// For so many at once, at least one.
+    /// Creates a pool of at most `most` beds, but at least one.
     pub fn new(most: usize) -> Pool<B> {
         Pool {
             beds: Vec::new(),
@@ -16,9 +16,9 @@ impl<B> Pool<B> {
         }
     }
 
-    /// The bed of that name, to work in it. It is no longer here: one in which work fails is not
-    /// used again. If there is none, there is room for a new one: the bed that was not used for the
-    /// longest time gives way.
+    /// Takes the bed of that name out of the pool, so a bed whose work fails is not used again. If
+    /// there is none, drops the beds that were unused for the longest time until there is room for
+    /// a new one.
     pub fn take(&mut self, name: &str) -> Option<B> {
         if let Some(at) = self.beds.iter().position(|(other, _)| other == name) {
             return Some(self.beds.remove(at).1);
@@ -28,7 +28,7 @@ impl<B> Pool<B> {
         None
     }
 
-    /// Keeps a bed whose work is done.
+    /// Returns a bed to the pool after its work.
     pub fn keep(&mut self, name: String, bed: B) {
         self.beds.push((name, bed));
     }
@@ -53,7 +53,8 @@ mod tests {
             bed
         };
         let uses = ["a", "b", "a", "c", "a", "b"].map(&mut work);
-        // `b` was not used for the longest time when `c` came, and `c` when `b` came again.
+        // `b` was unused for the longest time when `c` was created, and `c` when `b` was created
+        // again.
         assert_eq!(uses, [1, 2, 1, 3, 1, 4]);
         assert_eq!(["fails", "fails", "b"].map(&mut work), [5, 6, 4]);
     }

@@ -1,4 +1,4 @@
-//! A program of this machine that does the work, with no guest around it: seen as work in a guest is.
+//! A program of this machine that does the work without a guest, observed like work in a guest.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -12,32 +12,33 @@ use crate::evidence::{Kind, Sampler, Watch, Watched};
 use crate::process::{Process, tail_of};
 use crate::work::Worked;
 
-/// Of what the work prints.
+/// Maximum size of the work's output in bytes.
 const MAX_OUTPUT: u64 = 16 << 20;
 
-/// A program of this machine that is to do the work.
+/// A program of this machine that does the work.
 pub struct Program<'a> {
     pub name: &'a str,
-    /// What it prints on standard output is parsed.
+    /// The command, whose standard output is parsed.
     pub command: Command,
-    /// For that, and for its log.
+    /// Folder for the output and the log.
     pub dir: &'a Path,
     pub timeout: Duration,
 }
 
 impl Program<'_> {
-    /// Runs it to its end; what it printed.
+    /// Runs the program to its end and returns its output.
     ///
     /// # Errors
-    /// When it does not start, fails, or does not end in time, with its last words.
+    /// When the program does not start, fails, or does not end in time; the error has its last
+    /// messages.
     pub fn run(self) -> Result<String> {
         self.around(|process, timeout| process.wait(timeout).map(drop))
     }
 
-    /// The same, and looks at the program and at the block device meanwhile.
+    /// Like [`run`](Self::run), and samples the program and the block device meanwhile.
     ///
     /// # Errors
-    /// Likewise, and when what it prints cannot be parsed.
+    /// Those of [`run`](Self::run), and when the output cannot be parsed.
     pub fn measure(
         self,
         device: Option<String>,
@@ -59,7 +60,7 @@ impl Program<'_> {
         Ok(seen)
     }
 
-    /// `wait` gets the program when it has been started, and has to wait for its end.
+    /// Starts the program and calls `wait`, which must wait for its end.
     fn around(mut self, wait: impl FnOnce(&mut Process, Duration) -> Result<()>) -> Result<String> {
         let path = self.dir.join("out");
         let what = || format!("cannot create {}", path.display());

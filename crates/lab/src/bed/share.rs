@@ -1,4 +1,4 @@
-//! A guest with a directory of this machine's, which it mounts.
+//! A guest that mounts a directory of this machine.
 
 use std::path::Path;
 
@@ -7,20 +7,20 @@ use crate::error::Result;
 use crate::machine::{Machine, comma_safe};
 use crate::server::Server;
 
-/// What the guest calls the directory.
+/// The guest's name of the directory.
 pub const TAG: &str = "tree";
 
-/// How a guest reaches a directory.
+/// How a guest accesses a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol<'a> {
-    /// By QEMU itself, with these options of the guest's mount.
+    /// Served by QEMU itself; `mount` are the guest's mount options.
     NineP { mount: &'a str },
-    /// By virtiofsd, with these arguments.
+    /// Served by virtiofsd with these arguments.
     Virtiofs { arguments: &'a [&'a str] },
 }
 
 impl Protocol<'_> {
-    /// The guest's modules, beyond those of every guest.
+    /// Returns the guest's modules in addition to those of every guest.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Protocol::NineP { .. } => &["9p", "9pnet_virtio"],
@@ -28,7 +28,7 @@ impl Protocol<'_> {
         }
     }
 
-    /// Mounts it, in a guest's shell.
+    /// Returns the shell command by which the guest mounts the directory.
     pub fn mount(self, place: &str) -> String {
         match self {
             Protocol::NineP { mount } => {
@@ -38,7 +38,7 @@ impl Protocol<'_> {
         }
     }
 
-    /// Starts the server, if that is a process of its own, and gives the machine its device.
+    /// Starts the server, if the protocol has a separate one, and adds the device to the machine.
     fn serve(self, machine: &mut Machine, tree: &Path, dir: &Path) -> Result<Option<Server>> {
         let (device, server) = match self {
             Protocol::NineP { .. } => (nine_p(tree), None),
@@ -52,7 +52,7 @@ impl Protocol<'_> {
     }
 }
 
-/// Files belong on this machine to whom they belong in the guest.
+/// Files have the same owners on this machine as in the guest.
 fn nine_p(tree: &Path) -> [String; 4] {
     let path = comma_safe(tree);
     [
@@ -74,11 +74,11 @@ fn virtiofs(socket: &Path) -> [String; 4] {
 }
 
 impl GuestBed {
-    /// Boots the machine with the directory `tree` added to it, which it is to [mount](Protocol::mount).
-    /// Sockets and logs go to `dir`.
+    /// Boots the machine with the directory `tree` added to it, which the guest must
+    /// [mount](Protocol::mount). Sockets and logs go to `dir`.
     ///
     /// # Errors
-    /// When a server or the guest does not start, with their last words.
+    /// When a server or the guest does not start; the error has their last messages.
     pub fn share(
         mut machine: Machine,
         protocol: Protocol,

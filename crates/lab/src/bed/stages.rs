@@ -1,14 +1,14 @@
-//! Fathom's own times within a window: the difference of two of its counts.
+//! Fathom's own times within a window: the difference between two readings of its statistics.
 
 use fathom_run::evidence::{Held, Layer};
 use fathom_run::{Better, Measure, Unit};
 use serde_json::Value;
 
 const TOTAL: &str = "total";
-/// In a request's order.
+/// The stages in a request's order.
 const LAYERS: [&str; 6] = ["wake", "queue", "map", "device", "finish", "notify"];
 
-/// Requests and their times, by operation and stage, in the server's order.
+/// Number and times of requests by operation and stage, in the server's order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Stages(Vec<Stage>);
 
@@ -32,7 +32,7 @@ impl Times {
 }
 
 impl Stages {
-    /// Of what a server answers when asked for its times.
+    /// Parses a server's statistics.
     pub fn of(stats: &Value) -> Stages {
         let mut all = Vec::new();
         let operations = stats["operations"].as_array().into_iter().flatten();
@@ -51,7 +51,7 @@ impl Stages {
         Stages(all)
     }
 
-    /// What has been added since an earlier look.
+    /// Returns the difference to an earlier reading.
     pub fn since(&self, earlier: &Stages) -> Stages {
         let added = |now: &Stage| {
             let mut seen = earlier.0.iter();
@@ -67,7 +67,7 @@ impl Stages {
         Stages(self.0.iter().filter_map(added).collect())
     }
 
-    /// Of requests of all kinds.
+    /// Returns the sum over all operations of a stage.
     fn all(&self, stage: &str) -> Times {
         let these = self.0.iter().filter(|one| one.name == stage);
         these.fold(Times::default(), |sum, one| Times {
@@ -76,12 +76,12 @@ impl Stages {
         })
     }
 
-    /// Requests that were served.
+    /// Returns the number of requests that were served.
     pub fn requests(&self) -> u64 {
         self.all(TOTAL).count
     }
 
-    /// Mean times by stage; by operation, too, where there were several.
+    /// Returns the mean times by stage. With several operations, they are also by operation.
     pub fn measures(&self) -> Vec<Measure> {
         let is_one = { self.0.windows(2) }.all(|pair| pair[0].op == pair[1].op);
         let measure = |stage: &Stage| {
@@ -96,8 +96,8 @@ impl Stages {
         self.0.iter().filter_map(measure).collect()
     }
 
-    /// Where the time of a request goes that takes `mean_ns` in the guest: these stages, and all
-    /// that is around them.
+    /// Splits the mean time of a request, which is `mean_ns` in the guest, into these stages and
+    /// the time outside of the server.
     pub fn layers(&self, mean_ns: f64) -> Vec<Layer> {
         let Some(total) = self.all(TOTAL).mean() else {
             return Vec::new();
@@ -117,7 +117,8 @@ impl Stages {
         layers
     }
 
-    /// What filters held back, which is the stage `queue`. Of several only the sum is known.
+    /// Returns the time that filters have delayed requests, which is the stage `queue`. With
+    /// several filters, only their sum is known.
     pub fn held(&self, filters: &[String]) -> Option<Held> {
         let queue = self.all("queue");
         let mean_ns = queue.mean()?;
@@ -150,7 +151,7 @@ mod tests {
         let said: Vec<_> = { window.measures().into_iter() }
             .map(|m| (m.name, m.value, m.samples))
             .collect();
-        // 30 of 50 ns less 10 of 100 ns; nothing was written.
+        // The sum of 30 at 50 ns minus 10 at 100 ns. There were no writes.
         let wanted = [
             ("fathom.wake.mean".to_owned(), 25.0, 20),
             ("fathom.total.mean".to_owned(), 8.0, 20),
@@ -173,7 +174,7 @@ mod tests {
             "{names:?}"
         );
         let layers = all.layers(20.0);
-        // Of 40 requests, 10 took 8 ns and 30 took 9.
+        // Of 40 requests, 10 took 8 ns and 30 took 9 ns.
         assert_eq!(layers[0].mean_ns, 20.0 - 8.75);
         assert_eq!(layers.last().unwrap().name, "host: device");
     }

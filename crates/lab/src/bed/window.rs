@@ -1,4 +1,4 @@
-//! A load in a guest, with all that is seen around it.
+//! Runs a load in a guest and collects evidence about it.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use crate::evidence::guest::{self, Counted};
 use crate::tracers::fathom::Api;
 use crate::work::Worked;
 
-/// By so much of the load's requests may those of the server differ before its times say nothing of
-/// a request of the load's.
+/// Maximum difference between the numbers of requests of the server and of the load, as a fraction
+/// of the latter. Beyond it, the server's times do not describe the load's requests.
 const SPLIT: f64 = 0.1;
 
-/// What is to be run in a guest.
+/// Work for a guest.
 pub struct Job<'a> {
-    /// For the guest's shell; what it prints is parsed.
+    /// Script for the guest's shell. Its output is parsed.
     pub script: &'a str,
     pub timeout: Duration,
     pub parse: &'a dyn Fn(&str) -> Result<Worked>,
 }
 
-/// What one window has shown.
+/// Results of one window.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub measures: Vec<Measure>,
@@ -34,11 +34,11 @@ pub struct Seen {
 }
 
 impl GuestBed {
-    /// Runs a load in the guest and looks at the guest, at QEMU, the disk's server and the device
-    /// below its image meanwhile.
+    /// Runs a load in the guest. Meanwhile samples the guest, QEMU, the disk's server and the
+    /// device below its image.
     ///
     /// # Errors
-    /// When the script fails, or prints what cannot be parsed.
+    /// When the script fails, or its output cannot be parsed.
     pub fn measure(&mut self, job: &Job) -> Result<Seen> {
         let fathom = match self.server.as_ref().and_then(|server| server.api()) {
             Some(path) => Some(Api::connect(path)?),
@@ -81,7 +81,7 @@ impl GuestBed {
     }
 }
 
-/// What Fathom has counted since its start.
+/// Fathom's counters since its start.
 struct Counts {
     stages: Stages,
     polled: u64,
@@ -96,7 +96,8 @@ impl Counts {
     }
 }
 
-/// Fathom polls unless it is told otherwise, and says for how long, of all workers together.
+/// Records how long the worker has polled. Fathom polls by default, and reports the total time of
+/// all workers, so the time is recorded only for a single worker.
 fn note_polling(evidence: &mut Evidence, ns: u64) {
     let threads = evidence.threads.iter_mut();
     let mut workers = threads.filter(|one| one.polls && one.role == ThreadRole::Io);

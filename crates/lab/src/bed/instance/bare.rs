@@ -10,35 +10,36 @@ use crate::agent;
 use crate::error::{Context, Result};
 use crate::scratch::Scratch;
 
-/// The descriptor from which is read what is sent.
+/// Descriptor from which the shell reads uploaded data.
 const UPLOAD: i32 = 5;
-/// Before the agent: its files are in a place of its own, which may be in front of the disk's and of
-/// the program's.
+/// Script before the agent. It mounts the agent's own /tmp, which may hide the paths of the disk
+/// and the program, and therefore opens both first.
 const OWN_FILES: &str = r#"[ -z "$1" ] || exec 6<"$1"
 [ -z "$2" ] || exec 7<"$2"
 mount -t tmpfs tmp /tmp; export lab_inherited=1"#;
-/// The disk, and the program, for who inherits the descriptors.
+/// Path of the disk for processes that inherit its descriptor.
 const FILE: &str = "/proc/self/fd/6";
 pub const PROGRAM: &str = "/proc/self/fd/7";
 
 /// A shell that runs scripts. It is killed on drop.
 #[derive(Debug)]
 pub struct Bare {
-    // Fields are dropped in order: processes go before their disk and directory.
+    // Fields are dropped in order: processes must end before their disk and directory are removed.
     pub hosted: Hosted,
-    /// The disk under test, as scripts have to name it; empty without.
+    /// Path of the disk under test for scripts; empty without a disk.
     pub disk: String,
-    /// What is written here is read from [`UPLOAD`].
+    /// Stream whose data scripts read from [`UPLOAD`].
     upload: UnixStream,
     _loop: Option<LoopDevice>,
     _dir: Scratch,
 }
 
 impl Bare {
-    /// Starts it, in the network of the thread that does. Scripts may call the program.
+    /// Starts the shell in the network namespace of the calling thread. Scripts may call the
+    /// program.
     ///
     /// # Errors
-    /// Without root's rights, or when it does not come up, with its last words.
+    /// When the caller is not root, or the shell does not start; the error has its last output.
     pub fn start(disk: Option<Given>, program: Option<&Path>) -> Result<Bare> {
         let dir = Scratch::small()?;
         let (disk, device, file) = match disk {
@@ -65,7 +66,8 @@ impl Bare {
         })
     }
 
-    /// The way in, and a script that has it for its standard input.
+    /// Returns the upload stream, and the script extended to read that stream as its standard
+    /// input.
     ///
     /// # Errors
     /// When there are too many files open.

@@ -1,6 +1,6 @@
-//! A container: our small user space in namespaces of this machine's kernel, run by crun. Its disk
-//! is a loop device over the image, past this machine's page cache or through it, or the image's file
-//! itself.
+//! A container: the lab's small user space in namespaces of this machine's kernel, run by crun. Its
+//! disk is the image's file itself, or a loop device over it. The loop device bypasses this
+//! machine's page cache or uses it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,13 +18,13 @@ use crate::error::{Context, Result};
 use crate::scratch::Scratch;
 use crate::{host, initramfs, libraries};
 
-/// The disk under test inside: a device, or the file.
+/// Path of the disk under test in the container: a device, or the file.
 const DISK: &str = "/dev/disk";
 const FILE: &str = "/disk.img";
-/// The descriptor inside from which is read what is sent.
+/// Descriptor in the container from which uploaded data are read.
 const UPLOAD: i32 = 5;
 const PERIOD_US: u64 = 100_000;
-/// Mounting, and what root may do to files.
+/// Capabilities for mounting, for root's access to files, and for signals.
 const CAPABILITIES: &[&str] = &[
     "CAP_SYS_ADMIN",
     "CAP_CHOWN",
@@ -32,32 +32,33 @@ const CAPABILITIES: &[&str] = &[
     "CAP_FOWNER",
     "CAP_KILL",
 ];
-/// crun takes version 2 of control groups beside version 1 for a mistake.
+/// Unmounts version 2 of control groups, which crun rejects next to version 1.
 const WITHOUT_UNIFIED: &str = r#"umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@""#;
 const AGENT: &str = "/bin/busybox --install -s /bin; exec agent";
 
-/// What is to be in it.
+/// Specification of a container.
 #[derive(Clone, Debug)]
 pub struct Spec<'a> {
     pub disk: Option<Given<'a>>,
-    /// Its limit, bytes.
+    /// Memory limit in bytes.
     pub memory: Option<u64>,
-    /// Its limit of CPU time, in CPUs.
+    /// Limit of CPU time, in CPUs.
     pub cpus: Option<f64>,
-    /// Programs of this machine, which it has with their libraries.
+    /// Programs of this machine that the container gets, with their libraries.
     pub programs: &'a [PathBuf],
-    /// It is in the network namespace of the thread that starts it, and not in one of its own.
+    /// Whether the container is in the network namespace of the thread that starts it.
     pub shares_network: bool,
 }
 
-/// A container that runs. It is killed on drop.
+/// A running container. It is killed on drop.
 #[derive(Debug)]
 pub struct Container {
-    // Fields are dropped in order: processes go before their groups, disk and directory.
+    // Fields are dropped in order: processes must end before their groups, disk and directory are
+    // removed.
     pub hosted: Hosted,
-    /// The disk under test inside.
+    /// Path of the disk under test in the container.
     pub disk: &'static str,
-    /// What is written here is read from [`UPLOAD`] inside.
+    /// Stream whose data are read from [`UPLOAD`] in the container.
     upload: UnixStream,
     _groups: Groups,
     _disk: Option<LoopDevice>,
@@ -75,10 +76,10 @@ impl Drop for Groups {
 }
 
 impl Container {
-    /// Starts it.
+    /// Starts the container.
     ///
     /// # Errors
-    /// When it does not come up, with crun's last words, or a limit cannot be set.
+    /// When the container does not start, with crun's last messages, or a limit cannot be set.
     pub fn start(spec: &Spec) -> Result<Container> {
         check(spec)?;
         let dir = Scratch::small()?;
@@ -111,7 +112,8 @@ impl Container {
         })
     }
 
-    /// The way in, and a script that has it for its standard input.
+    /// Returns the upload stream, and the script extended to read that stream as its standard
+    /// input.
     ///
     /// # Errors
     /// When there are too many files open.
@@ -121,16 +123,16 @@ impl Container {
         Ok((stream, format!("exec <&{UPLOAD}\n{script}")))
     }
 
-    /// Lets it end, which it does when nobody is at the stream's other end.
+    /// Ends the container by closing the agent's stream.
     ///
     /// # Errors
-    /// When it does not end, or ends with a failure.
+    /// When the container does not end, or fails.
     pub fn end(self) -> Result<()> {
         self.hosted.end()
     }
 }
 
-/// What can be said before anything is started.
+/// Checks the specification before anything is started.
 ///
 /// # Errors
 /// When a limit cannot be set on this machine.
@@ -145,7 +147,7 @@ pub fn check(spec: &Spec) -> Result<()> {
         .try_for_each(control_groups::need_controller)
 }
 
-/// What is in the container's root: the same as in a guest's initramfs.
+/// Creates the container's root with the same contents as a guest's initramfs.
 fn make_root(root: &Path, programs: &[PathBuf]) -> Result<()> {
     let what = || format!("cannot write to {}", root.display());
     for dir in ["bin", "dev", "etc", "mnt", "proc", "sys", "tmp"] {
@@ -167,7 +169,7 @@ fn make_root(root: &Path, programs: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The program and its arguments. Without limits there are no control groups.
+/// Returns the program and its arguments. Without limits, no control groups are used.
 fn words(spec: &Spec, name: &str, dir: &Path) -> Result<Vec<String>> {
     let (shell, crun) = (host::program("sh")?, host::program("crun")?);
     let path = |path: &Path| path.to_string_lossy().into_owned();
@@ -182,13 +184,14 @@ fn words(spec: &Spec, name: &str, dir: &Path) -> Result<Vec<String>> {
         words.push("--cgroup-manager=disabled".into());
     }
     words.extend(["run".into(), "--bundle".into(), path(dir)]);
-    // All up to the last one that it inherits.
+    // crun passes this number of descriptors after the standard ones, the last of which is
+    // [`UPLOAD`].
     let count = (UPLOAD - 2).to_string();
     words.extend(["--preserve-fds".into(), count, name.into()]);
     Ok(words)
 }
 
-/// The bundle's configuration (OCI runtime specification).
+/// Returns the bundle's configuration (OCI runtime specification).
 fn bundle(spec: &Spec, name: &str, device: Option<(u32, u32)>) -> Value {
     let kinds = ["pid", "mount", "ipc", "uts", "cgroup"].into_iter();
     let kinds = kinds.chain((!spec.shares_network).then_some("network"));
@@ -206,7 +209,7 @@ fn bundle(spec: &Spec, name: &str, device: Option<(u32, u32)>) -> Value {
     let mut linux = json!({
         "namespaces": kinds,
         "devices": Vec::from_iter(device),
-        // It shares the kernel with this machine.
+        // Read-only, because the container shares the kernel with this machine.
         "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"],
     });
     if spec.cpus.is_some() || spec.memory.is_some() {

@@ -1,5 +1,5 @@
-//! Our small user space in a program of this machine's that is no QEMU: its process, and the ways
-//! to the agent in it.
+//! The lab's small user space in a program of this machine other than QEMU: its process, and the
+//! streams to the agent in it.
 
 use fathom_units::cause;
 use std::os::fd::OwnedFd;
@@ -17,16 +17,18 @@ use crate::host;
 use crate::lines::LineStream;
 use crate::process::{Process, tail_of};
 
-/// The descriptor of the agent's stream in the program.
+/// Descriptor of the agent's stream in the program.
 pub const AGENT: i32 = 3;
-/// The first process of a namespace takes no signal, not even its own of a panic: it is a shell.
+/// Shell that is the first process of the process namespace. The kernel ignores the signals of a
+/// first process, even those with which a program aborts itself.
 const FIRST: &str = r#""$@"; exit $?"#;
-/// Emulated machines take their time.
+/// Timeout for the agent's start. Emulated machines are slow.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// What a program gets to end, and to say why.
+/// Time for a program to exit and to report the reason.
 const CLOSING: Duration = Duration::from_secs(20);
 
-/// A program with the agent in it. All of its processes are killed on drop, and when the lab is.
+/// A program with the agent in it. All of its processes are killed on drop, or when the lab is
+/// killed.
 #[derive(Debug)]
 pub struct Hosted {
     process: Process,
@@ -35,12 +37,12 @@ pub struct Hosted {
 }
 
 impl Hosted {
-    /// Starts the program in namespaces of its own for processes and mounts, and waits until its
-    /// agent listens. It inherits `more` streams, under these descriptors. What it prints is its
-    /// console; its log goes to `dir`.
+    /// Starts the program in its own process and mount namespaces and waits until its agent
+    /// listens. The program inherits the streams `more` under the given descriptors. Its output is
+    /// the console; its log goes to `dir`.
     ///
     /// # Errors
-    /// Without root's rights, or when it does not come up, with its last words.
+    /// When the caller is not root, or the program does not start; the error has its last messages.
     pub fn start(
         name: &str,
         words: &[String],
@@ -49,7 +51,7 @@ impl Hosted {
     ) -> Result<Hosted> {
         let (agent, inside) = UnixStream::pair().context(|| "cannot make a socket".into())?;
         let mut command = Command::new(host::program("unshare")?);
-        // Who is the first in a process namespace takes all others along.
+        // When the first process of a process namespace ends, the kernel kills all others.
         command.args(["--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]);
         command.args(["sh", "-c", FIRST, "sh"]);
         command.args(words).stdout(Stdio::piped());
@@ -75,11 +77,10 @@ impl Hosted {
         Ok(hosted)
     }
 
-    /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
-    /// printed.
+    /// Runs a shell script in which each command must succeed (`set -e`), and returns its output.
     ///
     /// # Errors
-    /// When the agent does not answer, or the script fails or does not end in time.
+    /// When the agent does not respond, or the script fails or does not end in time.
     pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
         let text = self.agent.check(script, timeout);
         self.explain(text)
@@ -89,12 +90,13 @@ impl Hosted {
         &self.console
     }
 
-    /// The process that was started: all others are below it.
+    /// Returns the id of the started process, which is the ancestor of all others.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// A failure to talk to a program that has ended is best explained by its own last words.
+    /// Replaces a communication error with the program's own last messages if the program has
+    /// ended.
     fn explain<T>(&mut self, result: Result<T>) -> Result<T> {
         let error = match result {
             Err(error @ (Error::Io { .. } | Error::Protocol(_) | Error::Timeout { .. })) => error,
@@ -110,7 +112,7 @@ impl Hosted {
         Err(self.last_words(error))
     }
 
-    /// Of a program that has ended.
+    /// Returns the error of a program that has ended, with its last messages.
     fn last_words(&mut self, otherwise: Error) -> Error {
         self.console.wait_end(CLOSING);
         let said = format!("{}\n{}", self.console.text(), self.process.log());
@@ -126,10 +128,10 @@ impl Hosted {
         }
     }
 
-    /// Hangs up, and waits for the end of a program that ends by that, or was asked to.
+    /// Closes the agent's stream and waits for the program to exit.
     ///
     /// # Errors
-    /// When it does not end, or ends with a failure.
+    /// When the program does not exit, or fails.
     pub fn end(mut self) -> Result<()> {
         let what = || "cannot hang up".to_owned();
         self.agent.hang_up().context(what)?;

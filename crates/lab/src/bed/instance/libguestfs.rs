@@ -1,6 +1,6 @@
-//! An appliance of libguestfs: a small Debian that supermin makes of this machine's packages, in a
-//! virtual machine that libguestfs starts. guestfish is all that talks to it: a script on this machine
-//! answers for the agent.
+//! An appliance of libguestfs: a virtual machine with a small Debian that supermin builds from this
+//! machine's packages. Only guestfish can communicate with it, so a script on this machine takes
+//! the agent's place.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,30 +11,31 @@ use crate::error::{Context, Error, Result};
 use crate::host::{self, Accelerator};
 use crate::scratch::Scratch;
 
-/// How scripts for libguestfs are run.
+/// Program that runs scripts for libguestfs.
 pub const PROGRAM: &str = "guestfish";
-/// The disk under test inside.
+/// Path of the disk under test in the appliance.
 pub const DISK: &str = "/dev/sda";
-/// The descriptor of the script's from which is read what is sent.
+/// Descriptor from which the script reads uploaded data.
 const UPLOAD: i32 = 5;
 const SCRIPT: &str = include_str!("libguestfs.sh");
-/// Where appliances are kept that have been made.
+/// Folder of the built appliances.
 const CACHE: &str = "/var/tmp";
 
-/// An appliance that runs. It is killed on drop.
+/// A running appliance. It is killed on drop.
 #[derive(Debug)]
 pub struct Libguestfs {
-    // Fields are dropped in order: processes go before their directory.
+    // Fields are dropped in order: processes must end before their directory is removed.
     pub hosted: Hosted,
     upload: UnixStream,
     _dir: Scratch,
 }
 
 impl Libguestfs {
-    /// Starts it.
+    /// Starts the appliance.
     ///
     /// # Errors
-    /// When libguestfs is not installed, or the appliance does not come up, with its last words.
+    /// When libguestfs is not installed, or the appliance does not start; the error has its last
+    /// messages.
     pub fn start(spec: &Spec) -> Result<Libguestfs> {
         let dir = Scratch::small()?;
         let pair = UnixStream::pair();
@@ -52,7 +53,8 @@ impl Libguestfs {
         })
     }
 
-    /// The way in, and a script that has so many MiB from it for its standard input.
+    /// Returns the upload stream, and the script extended to read `mib` MiB of it as its standard
+    /// input.
     ///
     /// # Errors
     /// When there are too many files open.
@@ -63,10 +65,10 @@ impl Libguestfs {
     }
 }
 
-/// What can be said before anything is started.
+/// Checks the specification before anything is started.
 ///
 /// # Errors
-/// When libguestfs is not there, or cannot do it.
+/// When libguestfs is not installed, or does not support the cache mode.
 pub fn check(cache: Cache) -> Result<()> {
     host::program(PROGRAM).map_err(|_| Error::Missing {
         what: PROGRAM.into(),
@@ -81,10 +83,10 @@ pub fn check(cache: Cache) -> Result<()> {
     }
 }
 
-/// Makes the appliance where none has been made yet: no start-up is to be measured with that in it.
+/// Builds the appliance if it does not exist yet, so that no measured start includes the build.
 ///
 /// # Errors
-/// With libguestfs's last words.
+/// When libguestfs fails; the error has its last messages.
 pub fn prepare() -> Result<()> {
     let user = rustix::process::geteuid().as_raw();
     let made = format!("{CACHE}/.guestfs-{user}/appliance.d/root");
@@ -97,8 +99,8 @@ pub fn prepare() -> Result<()> {
     host::run(words[0], &words[1..]).map(drop)
 }
 
-/// A command with what libguestfs has to know of this machine: QEMU without libvirt, and emulation
-/// where there is a /dev/kvm that runs no Linux.
+/// Returns a command prefix with libguestfs's settings for this machine: QEMU without libvirt, and
+/// emulation if /dev/kvm cannot run Linux.
 fn environment() -> Vec<String> {
     let settings = match Accelerator::detect() {
         Accelerator::Kvm => "",

@@ -1,5 +1,5 @@
-//! A loop device over an image: what a container has for a disk. The kernel takes it away when
-//! nobody has it open or mounted any more, also when the lab was killed.
+//! A loop device over an image, as the disk of a container. The kernel removes it when no process
+//! has it open or mounted, also when the lab was killed.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use super::{Cache, is_device};
 use crate::error::{Context, Error, Result};
 use crate::host;
 
-/// A block device for as long as this lives, and somebody has mounted it.
+/// A block device that exists while this value lives or the device is mounted.
 #[derive(Debug)]
 pub struct LoopDevice {
     pub path: PathBuf,
@@ -17,17 +17,18 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Makes one over a file; `direct`: past the page cache of the file's file system.
+    /// Creates a loop device over a file. `direct` bypasses the page cache of the file's file
+    /// system.
     ///
     /// # Errors
-    /// Without root's rights or free devices, or when the file system has no direct I/O.
+    /// When the caller is not root, no device is free, or the file system has no direct I/O.
     pub fn over(image: &Path, direct: bool) -> Result<LoopDevice> {
         let image_name = image.to_string_lossy();
         let how = format!("--direct-io={}", if direct { "on" } else { "off" });
         let said = host::run("losetup", &["--find", "--show", &how, &image_name])?;
         let path = PathBuf::from(said.trim());
         let open = OpenOptions::new().read(true).open(&path);
-        // While it is open, this asks for its end at the last close.
+        // The device is open, so the kernel removes it at its last close.
         let detached = host::run("losetup", &["--detach", &path.to_string_lossy()]);
         let device = LoopDevice {
             _open: open.context(|| format!("cannot open {}", path.display()))?,
@@ -50,10 +51,10 @@ impl LoopDevice {
     }
 }
 
-/// An image as a block device.
+/// Returns an image as a block device, with a new loop device if the image is a file.
 ///
 /// # Errors
-/// As [`LoopDevice::over`].
+/// Those of [`LoopDevice::over`].
 pub fn block_device(image: &Path, cache: Cache) -> Result<(Option<LoopDevice>, PathBuf)> {
     if is_device(image) {
         return Ok((None, image.to_owned()));
@@ -63,10 +64,10 @@ pub fn block_device(image: &Path, cache: Cache) -> Result<(Option<LoopDevice>, P
     Ok((Some(device), path))
 }
 
-/// A block device's numbers.
+/// Returns a block device's major and minor number.
 ///
 /// # Errors
-/// When it cannot be looked at.
+/// When the device's metadata cannot be read.
 pub fn numbers(device: &Path) -> Result<(u32, u32)> {
     let meta = std::fs::metadata(device);
     let meta = meta.context(|| format!("cannot look at {}", device.display()))?;
@@ -95,7 +96,7 @@ mod tests {
             assert_eq!(backing(&path).trim(), image.to_string_lossy());
             assert_eq!(numbers(&path).unwrap().0, 7);
             drop(device);
-            // Another program that looks at all block devices may have it open for a moment.
+            // Another program that inspects all block devices may have it open for a moment.
             fathom_testing::until("the end of the loop device", || {
                 backing(&path).trim() != image.to_string_lossy()
             });

@@ -1,6 +1,6 @@
-//! Our small user space (busybox and the agent) with one disk under test, wherever it runs: in a
-//! virtual machine, in user-mode Linux, in a container; this machine's own, and libguestfs's. One file a
-//! kind.
+//! The lab's small user space (busybox and the agent) with one disk under test, in all its
+//! environments. These are virtual machines, user-mode Linux, containers, this machine itself, and
+//! libguestfs with its own user space. Each kind has one file.
 
 pub mod bare;
 pub mod container;
@@ -39,71 +39,73 @@ pub use libguestfs::PROGRAM as GUESTFISH;
 pub use uml::{PROGRAM as UML, check_cpu};
 
 words! {
-    /// What the user space runs in.
+    /// The environment of the user space.
     pub enum Kind {
         /// This machine itself.
         Bare = "bare",
         /// Namespaces of this machine's kernel.
         Container = "container",
-        /// A virtual machine, by hardware.
+        /// A virtual machine with hardware virtualisation.
         Kvm = "kvm",
         /// A virtual machine that QEMU emulates.
         Tcg = "tcg",
-        /// A kernel that is a process.
+        /// User-mode Linux: a kernel that is a process.
         Uml = "uml",
-        /// An appliance of libguestfs, with a user space of its own.
+        /// An appliance of libguestfs, with its own user space.
         Libguestfs = "libguestfs",
     }
 }
 
 words! {
-    /// What becomes of writes to the image.
+    /// How writes to the image are cached.
     pub enum Cache {
-        /// They are in this machine's page cache until they are flushed.
+        /// Writes stay in this machine's page cache until they are flushed.
         Writeback = "writeback",
-        /// They go past it, or through it to the device at once.
+        /// Writes bypass the page cache, or are written through it to the device.
         None = "none",
     }
 }
 
-/// What is to be started.
+/// Specification of an instance.
 #[derive(Clone, Debug)]
 pub struct Spec<'a> {
     /// A raw file, or a block device.
     pub image: &'a Path,
-    /// Who has no kernel of its own has the file itself, and no loop device over it.
+    /// Whether instances without their own kernel get the file itself instead of a loop device over
+    /// it.
     pub as_file: bool,
     pub cache: Cache,
-    /// Bytes: of a machine, or a container's limit. A machine has some by itself, a container has no
-    /// limit.
+    /// Bytes: a machine's memory, or a container's limit. If `None`, a machine has a default size,
+    /// and a container has no limit.
     pub memory: Option<u64>,
-    /// A container's limit of CPU time, in CPUs.
+    /// Limit of a container's CPU time, in CPUs.
     pub cpus: Option<f64>,
-    /// A virtual machine's.
+    /// Number of a virtual machine's vCPUs.
     pub vcpus: u32,
-    /// fio is in it.
+    /// Whether the instance has fio.
     pub tools: bool,
-    /// A program of this machine's that is in it, with its libraries.
+    /// A program of this machine that the instance gets, with its libraries.
     pub program: Option<&'a Path>,
-    /// Who serves a virtual machine's disk, and how.
+    /// Server of a virtual machine's disk.
     pub server: server::Kind,
     pub aio: Aio,
-    /// This program, and more of its options: where it serves.
+    /// The `fathom` program and additional options for it, if it is the server.
     pub fathom: &'a Path,
     pub options: Vec<String>,
 }
 
-/// How those who have no kernel of their own have the disk.
+/// How instances without their own kernel get the disk.
 #[derive(Clone, Copy, Debug)]
 pub enum Given<'a> {
-    /// As a block device: over a file, a loop device.
+    /// As a block device; a file gets a loop device.
     Device(&'a Path, Cache),
-    /// As it is.
+    /// As the file itself.
     File(&'a Path),
 }
 
 impl Spec<'_> {
-    /// Through the page cache, without limits; a guest's disk by QEMU's main loop.
+    /// Returns a specification with the page cache and without limits. QEMU's main loop serves a
+    /// virtual machine's disk.
     pub fn new(image: &Path) -> Spec<'_> {
         Spec {
             image,
@@ -144,7 +146,7 @@ impl Spec<'_> {
         Ok(fio.chain(self.program.map(Path::to_owned)).collect())
     }
 
-    /// A virtual machine's disk, wherever its socket is.
+    /// Returns the specification of a virtual machine's disk server, without its folder.
     fn served(&self) -> server::Spec<'_> {
         server::Spec {
             fathom: self.fathom,
@@ -163,12 +165,12 @@ fn is_device(path: &Path) -> bool {
         .is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
-/// A running one. It is killed on drop.
+/// A running instance. It is killed on drop.
 #[derive(Debug)]
 pub struct Instance {
     body: Body,
     image: PathBuf,
-    /// Its name, if it was given one.
+    /// Name of the program that the instance was given; empty without one.
     program: String,
 }
 
@@ -182,7 +184,7 @@ enum Body {
 }
 
 impl Kind {
-    /// The virtual machine that this machine can run best.
+    /// Returns the kind of virtual machine that this machine runs best.
     pub fn machine() -> Kind {
         match Accelerator::detect() {
             Accelerator::Kvm => Kind::Kvm,
@@ -190,10 +192,10 @@ impl Kind {
         }
     }
 
-    /// Makes what is made once for all that will be started.
+    /// Builds what all instances of this kind share.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the build fails.
     pub fn prepare(self) -> Result<()> {
         match self {
             Kind::Libguestfs => libguestfs::prepare(),
@@ -201,10 +203,10 @@ impl Kind {
         }
     }
 
-    /// What can be said before anything is started.
+    /// Checks the specification before anything is started.
     ///
     /// # Errors
-    /// When a limit cannot be set, for this kind or on this machine.
+    /// When a limit cannot be set for this kind or on this machine, or its server is not usable.
     pub fn check(self, spec: &Spec) -> Result<()> {
         match (self, spec.cpus) {
             (Kind::Container, _) => container::check(&spec.container(&[])),
@@ -219,10 +221,10 @@ impl Kind {
 }
 
 impl Instance {
-    /// Starts one and waits until its agent listens.
+    /// Starts an instance and waits until its agent listens.
     ///
     /// # Errors
-    /// When it does not come up, with its last words.
+    /// When the instance does not start; the error has its last messages.
     pub fn start(kind: Kind, spec: &Spec) -> Result<Instance> {
         kind.check(spec)?;
         let body = match kind {
@@ -244,7 +246,7 @@ impl Instance {
         })
     }
 
-    /// The disk under test inside.
+    /// Returns the path of the disk under test in the instance.
     pub fn disk(&self) -> &str {
         match &self.body {
             Body::Bare(bare) => &bare.disk,
@@ -255,7 +257,7 @@ impl Instance {
         }
     }
 
-    /// How scripts call the program that it was given.
+    /// Returns the command by which scripts call the program that the instance was given.
     pub fn program(&self) -> &str {
         match &self.body {
             Body::Bare(_) => bare::PROGRAM,
@@ -263,11 +265,10 @@ impl Instance {
         }
     }
 
-    /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
-    /// printed.
+    /// Runs a shell script in which each command must succeed (`set -e`), and returns its output.
     ///
     /// # Errors
-    /// When the agent does not answer, or the script fails or does not end in time.
+    /// When the agent does not respond, or the script fails or does not end in time.
     pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
         match &mut self.body {
             Body::Bare(bare) => bare.hosted.check(script, timeout),
@@ -278,10 +279,10 @@ impl Instance {
         }
     }
 
-    /// The same for a script that prints much.
+    /// Like [`check`](Self::check), for a script with long output.
     ///
     /// # Errors
-    /// Likewise.
+    /// Those of [`check`](Self::check).
     pub fn printed(&mut self, script: &str, timeout: Duration) -> Result<String> {
         match &mut self.body {
             Body::Uml(uml) => uml.printed(script, timeout),
@@ -289,12 +290,13 @@ impl Instance {
         }
     }
 
-    /// The same for a script that reads exactly so many MiB from its standard input, which are sent
-    /// to it meanwhile: by virtio-serial or a socket; by libguestfs's `upload`; to user-mode Linux by a file
-    /// that is written before. If that fails, no more can be sent.
+    /// Like [`check`](Self::check), for a script that reads exactly `mib` MiB from its standard
+    /// input. The data are sent while the script runs: by virtio-serial, a socket, or libguestfs's
+    /// `upload`. User-mode Linux reads them from a file that is written before. After a failure, no
+    /// more data can be sent.
     ///
     /// # Errors
-    /// Likewise.
+    /// Those of [`check`](Self::check), and when the data cannot be sent.
     pub fn upload(&mut self, mib: u64, script: &str, timeout: Duration) -> Result<String> {
         let what = || "cannot send data".to_owned();
         let (stream, script) = match &mut self.body {
@@ -314,7 +316,7 @@ impl Instance {
         });
         let done = self.check(&script, timeout);
         if done.is_err() {
-            let _ = stream.shutdown(Shutdown::Both); // or it would be written to for good
+            let _ = stream.shutdown(Shutdown::Both); // otherwise the sender would block forever
         }
         let sent = sending.join();
         let sent = sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -323,7 +325,8 @@ impl Instance {
         Ok(text)
     }
 
-    /// The process on this machine that it is, with all below it.
+    /// Returns the id of the instance's process on this machine, the ancestor of its other
+    /// processes.
     pub fn pid(&self) -> u32 {
         match &self.body {
             Body::Bare(bare) => bare.hosted.pid(),
@@ -334,7 +337,7 @@ impl Instance {
         }
     }
 
-    /// The processes on this machine that were started for it: it, and its disk's server.
+    /// Returns the ids of the processes that were started: the instance's and its disk server's.
     pub fn started(&mut self) -> Vec<u32> {
         let own = self.pid();
         let server = match &mut self.body {
@@ -345,22 +348,22 @@ impl Instance {
         std::iter::once(own).chain(server).collect()
     }
 
-    /// These, and all below them.
+    /// Returns the ids of the started processes and all their descendants.
     pub fn processes(&mut self) -> HashSet<u32> {
         let started = self.started().into_iter();
         started.flat_map(process_tree::below).collect()
     }
 
-    /// Seconds on a CPU of this machine's: its processes', and those of its disk's server.
+    /// Returns the CPU seconds of the instance's processes and its disk server on this machine.
     pub fn cpu_seconds(&mut self) -> f64 {
         let started = self.started().into_iter();
         started.map(process_tree::cpu_seconds).sum()
     }
 
-    /// Keeps all its threads on one CPU, and those that they start.
+    /// Pins all threads of the instance to one CPU, and the threads that they start later.
     ///
     /// # Errors
-    /// When there is no such CPU.
+    /// When the CPU does not exist.
     pub fn pin(&mut self, cpu: usize) -> Result<()> {
         let mut set = CpuSet::new();
         set.set(cpu);
@@ -377,10 +380,10 @@ impl Instance {
         Ok(())
     }
 
-    /// Powers it off, and waits for its end.
+    /// Powers the instance off and waits for its end.
     ///
     /// # Errors
-    /// When it does not end, or ends with a failure.
+    /// When the instance does not end, or fails.
     pub fn end(self) -> Result<()> {
         match self.body {
             Body::Bare(bare) => bare.hosted.end(),

@@ -1,7 +1,8 @@
-//! User-mode Linux: a kernel that is a process of this machine. Its disk is a `ubd` device, the agent
-//! is at a serial line, and what is sent in is a file of this machine's (hostfs).
+//! User-mode Linux: a kernel that is a process of this machine. Its disk is a `ubd` device, the
+//! agent uses a serial line, and uploaded data are in a file of this machine (hostfs).
 //!
-//! Serial lines are good for little: one whose buffers are full may stand still for good (Linux 6.1).
+//! Serial lines carry only short texts: a line whose buffers are full may block forever (Linux
+//! 6.1).
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,22 +17,23 @@ use crate::process::tail_of;
 use crate::scratch::Scratch;
 use crate::{host, initramfs};
 
-/// As Debian calls it.
+/// Debian's name of the program.
 pub const PROGRAM: &str = "linux.uml";
-/// The disk under test inside.
+/// Path of the disk under test inside.
 pub const DISK: &str = "/dev/ubda";
-/// What a line's buffer takes (4 KiB), in base64 and with some room.
+/// Maximum length of a script in bytes. In base64, with some margin, it fits a line's buffer (4
+/// KiB).
 const MAX_SCRIPT: usize = 2500;
-/// The folder that is seen inside, and what is in it.
+/// The folder that is visible inside, and its files.
 const SHARED: &str = "shared";
 const UPLOAD: &str = "upload";
 const PRINTED: &str = "printed";
 const MEMORY: u64 = 256 << 20;
-/// Its last words: nothing is left to be done.
+/// Last kernel message after a complete shutdown.
 const HALTED: &str = "reboot: System halted";
 /// Time for the console's last lines to be read after the process has ended.
 const LAST_LINES: Duration = Duration::from_secs(5);
-/// Its words when the host's CPU has more registers than it knows of.
+/// Kernel message if the host's CPU has more registers than the kernel knows.
 const REGISTERS: &str = "ptrace set fp regs failed";
 const AMX: &str = "user-mode Linux cannot run here: it knows nothing of the AMX registers that this \
      machine's CPU has, and panics at its first process; leave out --bed uml";
@@ -39,16 +41,16 @@ const AMX: &str = "user-mode Linux cannot run here: it knows nothing of the AMX 
 /// A kernel that has booted. It is killed on drop.
 #[derive(Debug)]
 pub struct Uml {
-    // Fields are dropped in order: the kernel goes before its directory.
+    // Fields are dropped in order: the kernel must end before its directory is removed.
     pub hosted: Hosted,
     dir: Scratch,
 }
 
 impl Uml {
-    /// Boots it.
+    /// Boots the kernel.
     ///
     /// # Errors
-    /// When it does not come up, with its last words.
+    /// When the kernel does not boot; the error has its last messages.
     pub fn start(spec: &Spec) -> Result<Uml> {
         let dir = Scratch::small()?;
         let initrd = dir.path().join("initramfs");
@@ -65,10 +67,10 @@ impl Uml {
         Ok(Uml { hosted, dir })
     }
 
-    /// Runs a shell script that must succeed and returns what it printed.
+    /// Runs a shell script that must succeed and returns its output.
     ///
     /// # Errors
-    /// When the agent does not answer, or the script is too long, fails or does not end in time.
+    /// When the agent does not respond, or the script is too long, fails or does not end in time.
     pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
         match script.len() > MAX_SCRIPT {
             true => Err(Error::Protocol(format!(
@@ -79,11 +81,11 @@ impl Uml {
         }
     }
 
-    /// The same for a script that prints more than a line's buffer takes: into a file of this
-    /// machine's.
+    /// Like [`check`](Self::check), for a script whose output exceeds a line's buffer. The output
+    /// goes to a file of this machine.
     ///
     /// # Errors
-    /// Likewise.
+    /// Those of [`check`](Self::check).
     pub fn printed(&mut self, script: &str, timeout: Duration) -> Result<String> {
         let path = self.dir.path().join(SHARED).join(PRINTED);
         let script = format!(
@@ -105,10 +107,10 @@ impl Uml {
         }
     }
 
-    /// The same for a script with so many MiB on its standard input.
+    /// Like [`check`](Self::check), for a script that gets `mib` MiB on its standard input.
     ///
     /// # Errors
-    /// Likewise, and when the file cannot be written.
+    /// Those of [`check`](Self::check), and when the file cannot be written.
     pub fn upload(&mut self, mib: u64, script: &str, timeout: Duration) -> Result<String> {
         let path = self.dir.path().join(SHARED).join(UPLOAD);
         let what = || format!("cannot write {}", path.display());
@@ -117,7 +119,7 @@ impl Uml {
         (0..mib)
             .try_for_each(|_| file.write_all(&noise))
             .context(what)?;
-        // Mounted anew: what was read of an earlier file is not to be taken for this one.
+        // A new mount for each upload, so that no cached data of an earlier file are read.
         let script = format!(
             "mkdir -p /tmp/host; mount -t hostfs none /tmp/host
              {{ {script}
@@ -129,28 +131,29 @@ impl Uml {
         Ok(text)
     }
 
-    /// Powers it off and waits for its end.
+    /// Powers the kernel off and waits for its end.
     ///
     /// # Errors
-    /// When it does not end, or ends with a failure.
+    /// When the process does not end, or fails.
     pub fn end(mut self) -> Result<()> {
         let script = "(sleep 0.1; poweroff -f) >/dev/null 2>&1 &";
         let asked = self.hosted.check(script, Duration::from_secs(30));
         let console = self.hosted.console().clone();
         match self.hosted.end() {
-            // It may be gone before it has answered.
+            // The process may exit before the agent responds.
             Ok(()) => Ok(()),
-            // Its process has ended already, or aborts after that now and then. The console's last lines may come later.
+            // The process has already exited, or sometimes aborts after the shutdown. The console's
+            // last lines may arrive later.
             Err(Error::Program { .. }) if console.wait_for(HALTED, 0, LAST_LINES).is_ok() => Ok(()),
             Err(error) => asked.and(Err(error)),
         }
     }
 }
 
-/// The program and its arguments.
+/// Returns the program and its arguments.
 fn words(spec: &Spec, dir: &Path) -> Result<Vec<String>> {
     let memory = spec.memory.unwrap_or(MEMORY) >> 20;
-    // `s`: every write is durable before it ends.
+    // `s`: each write is synchronous.
     let flag = match spec.cache {
         Cache::None => "s",
         Cache::Writeback => "",
@@ -174,10 +177,10 @@ fn words(spec: &Spec, dir: &Path) -> Result<Vec<String>> {
     Ok(words)
 }
 
-/// Fails on a machine whose CPU has registers that user-mode Linux knows nothing of.
+/// Fails if this machine's CPU has registers that user-mode Linux does not know.
 ///
 /// # Errors
-/// One line.
+/// When the CPU has AMX.
 pub fn check_cpu() -> Result<()> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     match has_amx(&cpuinfo) {
@@ -205,7 +208,7 @@ mod tests {
     #[test]
     fn a_kernel_that_panics_says_so_at_once() {
         if check_cpu().is_err() {
-            return; // it panics by itself: the test of beds that run has that
+            return; // without AMX support it panics by itself; the tests of beds cover that
         }
         let dir = Scratch::small().unwrap();
         let image = dir.path().join("image");

@@ -1,4 +1,4 @@
-//! Work in an instance, with all that is seen around it.
+//! Runs work in an instance and collects evidence about it.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -10,12 +10,12 @@ use crate::error::Result;
 use crate::evidence::{self, Kind, Newcomers, Sampler, Watch, Watched};
 use crate::process_tree;
 
-/// A QEMU that is not ours, as the kernel calls it: 15 bytes.
+/// Command name of a QEMU that the lab has not started itself; the kernel truncates it to 15 bytes.
 const QEMU: &str = "qemu-system-x86";
 
 impl Instance {
-    /// What to look at from outside while it works. Of a container, or of this machine itself, it is
-    /// what was started first: each script has processes of its own.
+    /// Returns what to watch from outside while the instance works. For a container, user-mode
+    /// Linux or this machine itself, these are the processes so far; each script starts new ones.
     pub fn watch(&mut self) -> Watch {
         let device = evidence::device_below(&self.image).unwrap_or_default();
         let processes = match &mut self.body {
@@ -36,8 +36,9 @@ impl Instance {
         }
     }
 
-    /// Does some work. A script outside of a virtual machine has processes of its own on this
-    /// machine, which are the load: each is told of as soon as it is seen.
+    /// Does some work. Outside of a virtual machine, a script has its own processes on this
+    /// machine, which are the load. Each new process is reported to `newcomers` as soon as it is
+    /// seen.
     pub fn watched<T>(&mut self, newcomers: Newcomers, work: impl FnOnce(&mut Instance) -> T) -> T {
         const POLL: Duration = Duration::from_millis(10);
         if matches!(self.body, Body::Guest(_) | Body::Libguestfs(_)) {
@@ -62,10 +63,11 @@ impl Instance {
         })
     }
 
-    /// Runs a load in it and looks at its processes and at the device below its image meanwhile.
+    /// Runs a load in the instance and meanwhile samples its processes and the device below its
+    /// image.
     ///
     /// # Errors
-    /// When the script fails, or prints what cannot be parsed.
+    /// When the script fails, or its output cannot be parsed.
     pub fn measure(&mut self, job: &Job) -> Result<Seen> {
         if let Body::Guest(bed) = &mut self.body {
             return bed.measure(job);

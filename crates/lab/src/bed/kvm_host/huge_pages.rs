@@ -1,24 +1,24 @@
 //! Huge pages for the memory of the KVM host's own guests.
 //!
-//! A guest pays for each page that it touches first: KVM is called to map it, which takes an
-//! emulated CPU about half a millisecond. With 4 KiB pages a boot makes 36,000 such calls, with
-//! huge pages 600, and takes little more than half the time.
+//! For each page that a guest touches for the first time, KVM must map it, which takes an emulated
+//! CPU about half a millisecond. A boot makes 36,000 such mappings with 4 KiB pages and 600 with
+//! huge pages, which takes little more than half the time.
 
 use std::fs;
 use std::path::Path;
 
-/// This machine's huge pages of the size that KVM maps at once.
+/// This machine's pool of huge pages of 2 MiB, the size that KVM maps at once.
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 const PAGE_MIB: u64 = 2;
 
-/// Sees to it that so much memory can be had as huge pages, and says whether it can: where the
-/// kernel has no such pages, or not enough memory in one piece, guests do without.
+/// Reserves huge pages for `mib` MiB and returns whether enough are free. If the kernel has no such
+/// pages, or not enough contiguous memory, guests run without them.
 pub fn reserve(mib: u32) -> bool {
     reserve_in(Path::new(POOL), u64::from(mib).div_ceil(PAGE_MIB)).unwrap_or(false)
 }
 
-/// None without a pool that can be read and written. Pages of a guest that has just ended may
-/// still be on their way back: the pool grows by what is missing.
+/// Returns `None` if the pool cannot be read or written. Pages of a guest that has just ended may
+/// not be free yet, so the pool grows by the missing pages.
 fn reserve_in(pool: &Path, pages: u64) -> Option<bool> {
     let read = |name: &str| -> Option<u64> {
         let text = fs::read_to_string(pool.join(name)).ok()?;
@@ -36,7 +36,7 @@ fn reserve_in(pool: &Path, pages: u64) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// A pool of files, which gives nothing when it is asked for more.
+    /// A pool of plain files, which does not grow when more pages are requested.
     fn pool(free: &str, all: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("free_hugepages"), free).unwrap();

@@ -1,5 +1,5 @@
-//! The root disk of the KVM host: what a machine has on which `fathom lab` runs, at the usual
-//! places.
+//! Builds the root disk of the KVM host, with the files that `fathom lab` needs at their usual
+//! paths.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{agent, host, initramfs};
 
 const INIT: &str = include_str!("init.sh");
 
-/// Beyond busybox.
+/// Programs in addition to busybox.
 pub const PROGRAMS: &[&str] = &[
     "qemu-system-x86_64",
     "qemu-storage-daemon",
@@ -19,7 +19,7 @@ pub const PROGRAMS: &[&str] = &[
     "blkdiscard",
     "fio",
 ];
-/// What QEMU loads for the lab's guests; a version that has no such file does without.
+/// Files that QEMU loads for the lab's guests. A QEMU version without one of them does not need it.
 const FIRMWARE: &[&str] = &[
     "bios-256k.bin",
     "kvmvapic.bin",
@@ -27,17 +27,18 @@ const FIRMWARE: &[&str] = &[
     "linuxboot_dma.bin",
     "pvh.bin",
 ];
-/// Where it is there; libraries of some distributions are found only by the loader's cache.
+/// Files that are added if they exist. On some distributions only the loader's cache finds
+/// libraries.
 const CONFIGURATION: &[&str] = &["/etc/mke2fs.conf", "/etc/ld.so.cache"];
 const DIRECTORIES: &[&str] = &[
     "proc", "sys", "dev", "tmp", "run", "opt", "root", "var/tmp", "etc",
 ];
 
-/// The image, made when it is not in the cache yet. `fathom` is not in it, because it changes too
-/// often; its libraries are.
+/// Returns the image from the cache, or builds it. `fathom` itself is not in the image, because it
+/// changes too often; its libraries are.
 ///
 /// # Errors
-/// When something is missing or the image cannot be made.
+/// When a file is missing or the image cannot be built.
 pub fn root(kernel: &Kernel, fathom: &Path) -> Result<PathBuf> {
     let mut contents = Contents::default();
     for dir in DIRECTORIES {
@@ -63,7 +64,7 @@ pub fn root(kernel: &Kernel, fathom: &Path) -> Result<PathBuf> {
 fn add_kernel(contents: &mut Contents, kernel: &Kernel) -> Result<()> {
     let (from, to) = kernel.image_file();
     contents.file_as(&from, &to);
-    // Modules are on the other disk, which ones depends on who asks.
+    // The modules are on the other disk, because they differ between callers.
     let files = kernel.module_files(&[])?;
     if let Some(name) = files.iter().find_map(|(file, _)| kernel::unpacker(file)) {
         let program = host::program(name)?;

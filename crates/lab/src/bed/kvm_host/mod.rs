@@ -1,8 +1,8 @@
-//! A KVM host on a machine without hardware virtualisation: QEMU emulates an AMD CPU with SVM, a
+//! A KVM host on a machine without hardware virtualisation. QEMU emulates an AMD CPU with SVM, a
 //! Linux with KVM boots on it, and `fathom lab` runs there as on any host.
 //!
-//! Everything in it is real (kernel, KVM, QEMU, tracepoints) but the time: instructions take tens
-//! of times longer, and not all of them equally. It checks methods, not speeds.
+//! Everything in it is real (kernel, KVM, QEMU, tracepoints) except the time: instructions take
+//! tens of times longer, and unevenly so. It verifies methods, not speeds.
 
 pub(super) mod huge_pages;
 mod image;
@@ -25,48 +25,48 @@ use crate::libraries;
 use crate::machine::{Disk, Machine, QemuDisk};
 use crate::scratch::Scratch;
 
-/// What tells whose a Unix socket is, and what lays the second disk over the first.
+/// Modules that identify the owner of a Unix socket and lay the second disk over the first.
 const MODULES: &[&str] = &["unix_diag", "overlay"];
-/// Of the second disk: laid over the root disk's folders.
+/// Folder on the second disk whose contents are laid over the root disk's folders.
 const OVER: &str = "over";
 const MEMORY_MIB: u32 = 2048;
-/// Of the disk below /var/tmp, sparse.
+/// Size of the sparse disk that is mounted on /var/tmp, in bytes.
 const SCRATCH_BYTES: u64 = 4 << 30;
 
-/// A running KVM host. It is killed, and its disks removed, on drop.
+/// A running KVM host. On drop, it is killed and its disks are removed.
 #[derive(Debug)]
 pub struct KvmHost {
-    // Fields are dropped in order: QEMU goes before its disks.
+    // Fields are dropped in order: QEMU must end before its disks are removed.
     guest: Guest,
     _dir: Scratch,
 }
 
-/// What a host is booted from; nobody writes to these.
+/// The disks from which a host boots. They are read-only.
 struct Disks<'a> {
     root: &'a Path,
-    /// With fathom, and what else is not the same for every host.
+    /// Disk with fathom, and with the other files that differ between hosts.
     opt: &'a Path,
     scratch_bytes: u64,
 }
 
 impl KvmHost {
-    /// Boots a host with `fathom` in its PATH. The root disk is made once and kept in the user's
+    /// Boots a host with `fathom` in its PATH. The root disk is built once and kept in the user's
     /// cache.
     ///
     /// # Errors
-    /// When something is missing, the disk is full, or the host does not come up; the error has
-    /// the end of its console.
+    /// When a file is missing, the disk is full, or the host does not boot; the error has the last
+    /// lines of its console.
     pub fn boot(fathom: &Path) -> Result<Self> {
         Self::boot_with(fathom, &[], &[])
     }
 
-    /// Whether every KVM host has that program.
+    /// Returns whether every KVM host has that program.
     pub fn has(program: &str) -> bool {
         image::PROGRAMS.contains(&program) || program == "busybox"
     }
 
-    /// Boots a host with `fathom` and more programs in its PATH. More modules of its kernel are
-    /// loaded, and can be loaded by its own guests.
+    /// Boots a host with `fathom` and the programs `more` in its PATH. The modules are loaded into
+    /// its kernel, and its own guests can load them, too.
     ///
     /// # Errors
     /// Like [`boot`](Self::boot).
@@ -74,8 +74,8 @@ impl KvmHost {
         Self::boot_by(Accelerator::Tcg, MEMORY_MIB, fathom, more, modules)
     }
 
-    /// The same with so much memory, its instructions run like that: by KVM where this machine has it,
-    /// which is then nested.
+    /// Like [`boot_with`](Self::boot_with), with this amount of memory and this accelerator. With
+    /// KVM, if this machine has it, the host's own KVM is nested.
     ///
     /// # Errors
     /// Like [`boot`](Self::boot).
@@ -105,11 +105,11 @@ impl KvmHost {
         Self::boot_from(&disks, machine, dir)
     }
 
-    /// On a KVM host: boots another one like it from the same disks, which stay as they are, by the best
-    /// means that this machine has.
+    /// On a KVM host: boots another one like it from the same disks, which are not changed. Uses
+    /// the best accelerator of this machine.
     ///
     /// # Errors
-    /// Like [`boot`](Self::boot), and on a machine that is no KVM host of this kind.
+    /// Like [`boot`](Self::boot), and on a machine that is not a KVM host of this kind.
     pub fn boot_same(memory_mib: u32, patience: Duration) -> Result<Self> {
         let (root, opt) = (host::disk_on("/")?, host::disk_on("/opt")?);
         let disks = Disks {
@@ -136,14 +136,14 @@ impl KvmHost {
         disk_image::make_ext4(&scratch, None, disks.scratch_bytes >> 10)?;
         let disk = |id, image: &Path| Disk::qemu(id, QemuDisk::read_only(image));
         let scratch = QemuDisk {
-            // It lives as long as the host: nothing has to survive.
+            // The disk lives as long as the host, so its data need not survive a crash.
             cache: "unsafe".into(),
             read_only: false,
             queues: Some(1),
             ..QemuDisk::read_only(&scratch)
         };
         let mut machine = Machine {
-            // One CPU: with two its TSC is marked unstable, and guests in it die.
+            // One CPU: with two, the kernel marks the TSC as unstable, and guests in the host die.
             cpus: 1,
             disks: vec![
                 disk("root", disks.root),
@@ -152,7 +152,7 @@ impl KvmHost {
             ],
             tools: false,
             root: Some("root".into()),
-            // One that panics ends, and its console tells why.
+            // After a panic QEMU exits, and the console shows the reason.
             extra: vec!["-no-reboot".into()],
             ..machine
         };
@@ -168,16 +168,16 @@ impl KvmHost {
         Ok(Self { guest, _dir: dir })
     }
 
-    /// Its QEMU.
+    /// Returns the process id of the host's QEMU.
     pub fn pid(&self) -> u32 {
         self.guest.pid()
     }
 
-    /// Runs a shell script and hands on every line that it prints, on either output, while it
-    /// runs; returns its exit status.
+    /// Runs a shell script and passes each line of its output and errors to `line` while it runs.
+    /// Returns its exit status.
     ///
     /// # Errors
-    /// When the host does not answer, or the script does not end in time.
+    /// When the host does not respond, or the script does not end in time.
     pub fn run(
         &mut self,
         script: &str,
@@ -205,7 +205,7 @@ impl KvmHost {
         Ok(output.status)
     }
 
-    /// Runs a shell script that must succeed and returns what it printed.
+    /// Runs a shell script that must succeed and returns its output.
     ///
     /// # Errors
     /// Like [`run`](Self::run), and when the script fails.
@@ -216,21 +216,22 @@ impl KvmHost {
     /// Runs a shell script.
     ///
     /// # Errors
-    /// When the host does not answer.
+    /// When the host does not respond.
     pub fn output(&mut self, script: &str, timeout: Duration) -> Result<Output> {
         self.guest.run(script, timeout)
     }
 
-    /// Copies a folder of the host's into a folder here.
+    /// Copies a folder of the KVM host into a folder on this machine.
     ///
     /// # Errors
-    /// When there is no such folder, the host does not answer, or the disk here is full.
+    /// When there is no such folder, the host does not respond, or this machine's disk is full.
     pub fn fetch(&mut self, dir: &str, into: &Path, timeout: Duration) -> Result<()> {
         self.guest.fetch(dir, into, timeout)
     }
 }
 
-/// Of a host's kernel. KVM is for what its CPU will have: QEMU emulates SVM and not VMX.
+/// Returns the modules of a host's kernel. The KVM module must match its CPU: QEMU emulates SVM,
+/// not VMX.
 fn all_modules(accelerator: Accelerator, more: &[&str]) -> Vec<String> {
     let kvm = match accelerator {
         Accelerator::Kvm if host::has_vmx() => "kvm_intel",
@@ -240,8 +241,8 @@ fn all_modules(accelerator: Accelerator, more: &[&str]) -> Vec<String> {
     all.map(str::to_owned).collect()
 }
 
-/// The disk with the programs, which is mounted on /opt, their libraries and the kernel's modules:
-/// what is not the same for every host.
+/// Builds the second disk, which has the files that differ between hosts: programs, their libraries
+/// and the kernel's modules. It is mounted on /opt.
 fn make_opt(
     fathom: &Path,
     more: &[&Path],
@@ -261,7 +262,7 @@ fn make_opt(
         fs::set_permissions(&stripped, fs::Permissions::from_mode(0o755)).context(what)?;
         contents.file_as(&stripped, Path::new(name));
     }
-    // Those of fathom are on the root disk.
+    // The libraries of fathom are on the root disk.
     for program in more {
         for library in libraries::of(program)? {
             contents.file_as(&library, &over(&library));
