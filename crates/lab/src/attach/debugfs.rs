@@ -1,5 +1,5 @@
-//! What KVM shows of its virtual machines in debugfs: which thread runs which vCPU, and how a
-//! guest's time stamp counter differs from the host's.
+//! Reads KVM's debugfs files: which thread runs which vCPU, and the offset between a guest's and
+//! the host's time stamp counter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 const PLACE: &str = "/sys/kernel/debug";
 
-/// A vCPU's TSC: `guest = host * ratio / 2^frac_bits + offset`.
+/// Relation of a vCPU's TSC to the host's: `guest = host * ratio / 2^frac_bits + offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TscOffset {
     pub offset: i64,
-    /// None where KVM shows none: then the two run at the same rate.
+    /// `None` if KVM shows no ratio: both counters then run at the same rate.
     pub ratio: Option<u64>,
     pub frac_bits: u32,
 }
 
-/// debugfs, mounted for as long as the value lives if it was not.
+/// debugfs. If it was not mounted, it is mounted while the value lives.
 struct Debugfs {
     is_ours: bool,
 }
@@ -36,7 +36,8 @@ impl Debugfs {
         Debugfs { is_ours: mounted }
     }
 
-    /// The folder of a process's virtual machine: `kvm/PID-FD`. None when it has none, or several.
+    /// Returns the folder of a process's virtual machine, `kvm/PID-FD`. Returns `None` if the
+    /// process has none or several.
     fn machine(&self, pid: u32) -> Option<PathBuf> {
         let prefix = format!("{pid}-");
         let entries = fs::read_dir(Path::new(PLACE).join("kvm")).ok()?;
@@ -61,7 +62,8 @@ fn number<T: std::str::FromStr>(path: &Path) -> Option<T> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The TSC of vCPU 0 of a QEMU process; None without KVM, root, or a kernel that shows it.
+/// Returns the TSC offset of vCPU 0 of a QEMU process. Returns `None` without KVM, without root
+/// rights, or if the kernel does not show it.
 pub fn tsc_offset(pid: u32) -> Option<TscOffset> {
     let debugfs = Debugfs::open();
     let vcpu = debugfs.machine(pid)?.join("vcpu0");
@@ -72,7 +74,7 @@ pub fn tsc_offset(pid: u32) -> Option<TscOffset> {
     })
 }
 
-/// For a run directory, from a reading before the window and one after it.
+/// Returns the offset for a run directory, from readings before and after the window.
 pub fn guest_offset(before: Option<TscOffset>, after: Option<TscOffset>) -> Option<GuestOffset> {
     let (before, after) = (before?, after?);
     Some(GuestOffset {
@@ -83,7 +85,7 @@ pub fn guest_offset(before: Option<TscOffset>, after: Option<TscOffset>) -> Opti
     })
 }
 
-/// (vCPU, thread) of a process, as KVM knows them.
+/// Returns pairs of (vCPU, thread id) of a process, as KVM knows them.
 pub(super) fn vcpu_threads(pid: u32) -> Vec<(u32, u32)> {
     let debugfs = Debugfs::open();
     let Some(machine) = debugfs.machine(pid) else {

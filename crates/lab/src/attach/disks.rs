@@ -1,4 +1,4 @@
-//! QEMU's virtio-blk disks: from its command line to the processes and files behind them.
+//! Finds QEMU's virtio-blk disks: from its command line to the processes and files behind them.
 
 use fathom_units::cause;
 use std::fs;
@@ -61,7 +61,7 @@ fn disk_of(keys: &Keys, device: &str) -> Disk {
     }
 }
 
-/// A disk that QEMU itself serves.
+/// Returns a disk that QEMU itself serves.
 fn in_qemu(pid: u32, device: &Keys, options: &Options, problems: &mut Vec<String>) -> Found {
     let mut found = Found {
         disk: disk_of(device, "virtio-blk"),
@@ -79,7 +79,7 @@ fn in_qemu(pid: u32, device: &Keys, options: &Options, problems: &mut Vec<String
     found
 }
 
-/// A disk that another process serves.
+/// Returns a disk that another process serves.
 fn vhost_user(
     pid: u32,
     device: &Keys,
@@ -102,7 +102,8 @@ fn vhost_user(
         ));
         return found;
     };
-    // As bound: a relative path is relative to whoever bound it.
+    // The socket's name as bound. A relative path is relative to the directory of the binding
+    // process.
     let server = sockets::peer_over(pid, path, sockets);
     found.socket = Some(path_of(pid, path));
     found.disk.server_pid = server;
@@ -113,7 +114,7 @@ fn vhost_user(
     found
 }
 
-/// What a vhost-user disk's server says or shows of its image.
+/// Determines the image of a vhost-user disk from its server's API or command line.
 fn ask_server(server: u32, found: &mut Found, problems: &mut Vec<String>) {
     let arguments = arguments(server).unwrap_or_default();
     let program = arguments.first().map_or("", String::as_str);
@@ -154,7 +155,7 @@ fn ask_server(server: u32, found: &mut Found, problems: &mut Vec<String>) {
     ));
 }
 
-/// The values of an option.
+/// Returns the parsed values of all occurrences of an option.
 fn pairs<'a>(arguments: &'a [String], option: &'a str) -> impl Iterator<Item = Keys> + 'a {
     let is_it = move |pair: &&[String]| pair[0].trim_start_matches('-') == option;
     arguments
@@ -163,7 +164,7 @@ fn pairs<'a>(arguments: &'a [String], option: &'a str) -> impl Iterator<Item = K
         .map(|pair| options::keys(&pair[1], "type"))
 }
 
-/// Where a server's API is: as it was told, or its default place.
+/// Returns the path of a server's API socket: from its command line, or the default path.
 fn api_socket(pid: u32, arguments: &[String]) -> Option<PathBuf> {
     let told = arguments.iter().enumerate().find_map(|(index, argument)| {
         match argument.strip_prefix("--api") {
@@ -172,14 +173,14 @@ fn api_socket(pid: u32, arguments: &[String]) -> Option<PathBuf> {
             None => None,
         }
     });
-    // A socket that was inherited is found as if nothing had been told.
+    // An inherited socket is searched at the default path, as without the option.
     if let Some(path) = told.filter(|path| !path.starts_with("fd:")) {
         return Some(path_of(pid, &path));
     }
     default_sockets(pid).into_iter().find(|path| path.exists())
 }
 
-/// In the runtime directory of the server's user.
+/// Returns the default paths, of which the first is in the runtime directory of the server's user.
 fn default_sockets(pid: u32) -> Vec<PathBuf> {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let prefix = b"XDG_RUNTIME_DIR=";
@@ -191,7 +192,7 @@ fn default_sockets(pid: u32) -> Vec<PathBuf> {
     dirs.map(|dir| entry_in(&dir.join("fathom"), pid)).collect()
 }
 
-/// Notes the image of a disk, and where its bytes lie.
+/// Stores the image of a disk and its location on the host's devices.
 fn use_image(pid: u32, found: &mut Found, image: &Image, problems: &mut Vec<String>) {
     found.aio = found.aio.take().or(image.aio.clone());
     found.cache = found.cache.take().or(image.cache.clone());
@@ -228,8 +229,8 @@ fn use_image(pid: u32, found: &mut Found, image: &Image, problems: &mut Vec<Stri
     }
 }
 
-/// eventfds of QEMU's that a disk's server has as well. A server of several of its disks does not
-/// show which are whose.
+/// Stores the eventfds that QEMU shares with the disk's server. If a server has several of the
+/// guest's disks, it is unknown which eventfds belong to which disk.
 fn share_eventfds(pid: u32, found: &mut [Found], problems: &mut Vec<String>) {
     let ours = eventfds::of(pid);
     for index in 0..found.len() {

@@ -1,15 +1,15 @@
-//! Which eventfds processes have in common. The kernel gives each eventfd an id, shown in
-//! /proc/PID/fdinfo.
+//! Finds eventfds that processes share. The kernel gives each eventfd an id, which /proc/PID/fdinfo
+//! shows.
 
 use std::collections::BTreeSet;
 use std::fs;
 
-/// The ids of a process's eventfds.
+/// Returns the ids of a process's eventfds.
 pub(super) fn of(pid: u32) -> BTreeSet<u64> {
     by_fd(pid).into_iter().map(|(_, id)| id).collect()
 }
 
-/// (file descriptor, id) of a process's eventfds.
+/// Returns pairs of (file descriptor, id) of a process's eventfds.
 pub(super) fn by_fd(pid: u32) -> Vec<(u64, u64)> {
     let entries = fs::read_dir(format!("/proc/{pid}/fdinfo"))
         .into_iter()
@@ -39,7 +39,7 @@ mod tests {
         let fd = eventfd(0, EventfdFlags::empty()).unwrap();
         let now = of(std::process::id());
         assert!(now.len() > before.len() || now != before);
-        // A child that inherits it.
+        // A child process inherits it.
         let inherited = rustix::io::dup(&fd).unwrap();
         let mut child = std::process::Command::new("sh")
             .args(["-c", "read wait"])

@@ -1,15 +1,16 @@
-//! Where bytes lie: a file's on its file system's device, a mapped device's on those below it.
+//! Maps bytes to devices: those of a file to its file system's device, and those of a mapped device
+//! to the devices below it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Bytes that lie together.
+/// A contiguous range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// In what is being looked for.
+    /// Offset in the file or device that is mapped, in bytes.
     pub offset: u64,
-    /// On the device.
+    /// Offset on the device below, in bytes.
     pub physical: u64,
     pub length: u64,
 }
@@ -20,12 +21,15 @@ const FIEMAP_HEADER: usize = 32;
 const FIEMAP_EXTENT: usize = 56;
 const BATCH: usize = 512;
 const LAST: u32 = 1;
-/// Place unknown, not allocated yet, encoded, encrypted, not aligned, inline, packed.
+/// Flags of extents without a usable location: unknown, delayed allocation, encoded, encrypted, not
+/// aligned, inline, packed.
 const NOWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
-/// A file of more pieces is not followed: its map would be larger than what is learnt from it.
+/// Maximum number of pieces of a file. A file with more pieces is not mapped, because the map would
+/// be too large.
 const MAX_PIECES: usize = 1 << 20;
 
-/// The pieces of a file; holes, and what its file system has not placed yet, are left out.
+/// Returns the pieces of a file. Holes and data that the file system has not allocated yet are left
+/// out.
 pub(super) fn of_file(file: &File) -> io::Result<Vec<Piece>> {
     let mut pieces: Vec<Piece> = Vec::new();
     let mut start = 0u64;
@@ -58,7 +62,7 @@ pub(super) fn of_file(file: &File) -> io::Result<Vec<Piece>> {
     }
 }
 
-/// Adds a piece, to the last one where it continues it.
+/// Appends a piece, or extends the last piece if the new one continues it.
 pub(super) fn push(pieces: &mut Vec<Piece>, offset: u64, physical: u64, length: u64) {
     if let Some(last) = pieces.last_mut() {
         let continues = last.offset + last.length == offset;
@@ -74,7 +78,7 @@ pub(super) fn push(pieces: &mut Vec<Piece>, offset: u64, physical: u64, length: 
     });
 }
 
-/// What lies behind `outer` when its device's bytes lie where `inner` says.
+/// Maps the pieces `outer` through `inner`, which maps the device of `outer` to the device below.
 pub(super) fn through(outer: &[Piece], inner: &[Piece]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for one in outer {
@@ -95,13 +99,13 @@ pub(super) fn through(outer: &[Piece], inner: &[Piece]) -> Vec<Piece> {
     pieces
 }
 
-/// A target of a mapped device: sectors of it that lie on one other device each.
+/// A target of a mapped device: a range of its sectors that is mapped in one way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// In bytes.
+    /// Start on the mapped device, in bytes.
     pub start: u64,
     pub length: u64,
-    /// `linear`, `striped`, ...
+    /// Type of the target: `linear`, `striped`, ...
     pub kind: String,
     pub parameters: String,
 }
@@ -109,12 +113,12 @@ pub(super) struct Target {
 /// DM_TABLE_STATUS of linux/dm-ioctl.h: _IOWR(0xfd, 12, struct dm_ioctl).
 const DM_TABLE_STATUS: libc::Ioctl = 0xc138_fd0c_u32 as libc::Ioctl;
 const DM_HEADER: usize = 312;
-/// Ask for the table instead of the targets' state.
+/// Flag that requests the table instead of the targets' status.
 const DM_STATUS_TABLE: u32 = 1 << 4;
 const DM_SPEC: usize = 40;
 const SECTOR: u64 = 512;
 
-/// The table of a mapped device.
+/// Reads the table of a mapped device.
 pub(super) fn table(major: u32, minor: u32) -> io::Result<Vec<Target>> {
     let control = OpenOptions::new()
         .read(true)
@@ -163,8 +167,8 @@ fn parse_table(bytes: &[u8], count: u32) -> Option<Vec<Target>> {
 }
 
 impl Target {
-    /// The devices (`8:3`) with the pieces of the mapped device on each, in bytes; None for a
-    /// target that moves bytes in other ways.
+    /// Returns the underlying devices (`8:3`) with the pieces of the mapped device on each, in
+    /// bytes. Returns `None` for an unsupported type of target.
     pub fn pieces(&self) -> Option<Vec<(String, Piece)>> {
         let words: Vec<&str> = self.parameters.split_whitespace().collect();
         match self.kind.as_str() {
@@ -188,7 +192,8 @@ impl Target {
         }
     }
 
-    /// `2 128 8:16 0 8:32 0`: stripes, sectors of a chunk, then device and start of each.
+    /// Parses `2 128 8:16 0 8:32 0`: number of stripes, sectors per chunk, then device and start of
+    /// each.
     fn stripes(&self, words: &[&str]) -> Option<Vec<(String, Piece)>> {
         let count: u64 = words.first()?.parse().ok()?;
         let chunk = sectors(words.get(1)?)?;

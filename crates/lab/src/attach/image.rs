@@ -1,4 +1,4 @@
-//! From an image to the device that the host's block layer sees: through the file's extents,
+//! Follows an image to the device that the host's block layer sees: through the file's extents,
 //! loop devices, mapped devices and partitions.
 
 use fathom_units::cause;
@@ -12,25 +12,25 @@ use super::extents::{self, Piece};
 use crate::error::{Context, Result};
 use crate::tracers::guest::parse_dev;
 
-/// Where an image lies.
+/// Location of an image.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Located {
-    /// The lowest device that is one whole; None when there is none, or several.
+    /// The lowest single device, or `None` if there is none or several.
     pub device: Option<BlockDevice>,
-    /// Partitions of it on the way: bios are queued under their names.
+    /// Partitions on the path to the device. Bios carry their device numbers.
     pub partitions: Vec<u64>,
     pub extents: Vec<Extent>,
-    /// Why it is not followed further.
+    /// Reasons why the image is not followed further.
     pub problems: Vec<String>,
 }
 
-/// Loops on files on partitions on mapped devices ...
+/// Maximum number of nested devices, such as loop devices on files on partitions on mapped devices.
 const MAX_DEPTH: usize = 16;
 
-/// Follows an image down.
+/// Follows an image down to its device.
 ///
 /// # Errors
-/// When it cannot be opened.
+/// When the image cannot be opened.
 pub fn locate(image: &Path) -> Result<Located> {
     let what = || format!("cannot look at {}", image.display());
     let metadata = fs::metadata(image).context(what)?;
@@ -82,7 +82,8 @@ fn read(path: &Path, file: &str) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// Follows pieces on a device to the devices below it. The error is why that is not possible.
+/// Maps pieces on a device to the devices below it. The error is the reason why that is not
+/// possible.
 fn down(
     device: &Path,
     mut pieces: Vec<Piece>,
@@ -135,7 +136,7 @@ fn finish(sysfs: &Path, dev: u64, pieces: &[Piece], located: &mut Located) {
     located.extents = pieces.iter().map(extent).collect();
 }
 
-/// Through a mapped device of linear or striped targets.
+/// Maps pieces through a mapped device with linear or striped targets.
 fn mapped(dev: u64, pieces: &[Piece]) -> std::result::Result<(PathBuf, Vec<Piece>), String> {
     let (major, minor) = ((dev >> 20) as u32, (dev & 0xf_ffff) as u32);
     let table = extents::table(major, minor).map_err(|error| {
@@ -152,7 +153,7 @@ fn mapped(dev: u64, pieces: &[Piece]) -> std::result::Result<(PathBuf, Vec<Piece
             .pieces()
             .ok_or_else(|| format!("on a device-mapper target ({kind}) that is not supported"))?;
         for (device, piece) in parts {
-            // Parts of it that the image does not use do not matter, but cannot be told here.
+            // Several devices are rejected even if the image does not use all of them.
             if below.get_or_insert_with(|| device.clone()) != &device {
                 return Err("on several devices, which is not supported".into());
             }
@@ -166,7 +167,7 @@ fn mapped(dev: u64, pieces: &[Piece]) -> std::result::Result<(PathBuf, Vec<Piece
     Ok((sysfs, extents::through(pieces, &inner)))
 }
 
-/// Through a loop device's file.
+/// Maps pieces through a loop device's file.
 fn looped(
     file: &Path,
     offset: u64,
@@ -196,7 +197,7 @@ fn looped(
 mod tests {
     use super::*;
 
-    /// filefrag (e2fsprogs) is the oracle.
+    /// The oracle is filefrag (e2fsprogs).
     #[test]
     fn extents_are_those_of_filefrag() {
         let dir = tempfile::Builder::new().tempdir_in(".").unwrap();

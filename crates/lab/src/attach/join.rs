@@ -1,5 +1,5 @@
-//! One run directory of several that were recorded at the same time: a host's, and that of its guest,
-//! of the host to which its requests go on, or of both.
+//! Joins several runs that were recorded at the same time into one run directory. They are a host's
+//! run and those of its guest, of the host to which its requests go on, or of both.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,20 +12,20 @@ use crate::error::{Context, Error, Result};
 use crate::tracers::{fathom, guest, kvm};
 
 const JOINED: &str = "joined";
-/// The remote server's records, and in a round's list.
+/// Name of the remote server's events, and of their collector in a round's list.
 const REMOTE: &str = "remote";
 
-/// A run, and where it is.
+/// A run and its directory.
 struct Part<'a> {
     dir: &'a Path,
     run: Run,
 }
 
-/// Makes a run directory of a host's and others': the others' events come to the round in which
-/// the host watched requests. Whether they overlap in time is for the report to find out.
+/// Creates a run directory from a host's run and others. The others' events are added to the host's
+/// round that traced requests. The report checks whether the runs overlap in time.
 ///
 /// # Errors
-/// When one of them is not what it should be, or the new one cannot be written.
+/// When one of the runs has the wrong kind, or the new one cannot be written.
 pub fn join(host: &Path, others: &[&Path], output: &Path) -> Result<Run> {
     let host = load(host)?;
     if host.run.kind != RunKind::Host {
@@ -129,7 +129,7 @@ fn has(round: &Round, name: &str) -> bool {
     round.traced.iter().any(|one| one == name)
 }
 
-/// The host's round that the others' belong to.
+/// Returns the index of the host's round to which the others' events belong.
 fn best_round(host: &Run) -> Option<usize> {
     let watched = |name| host.rounds.iter().position(|round| has(round, name));
     let any = || (!host.rounds.is_empty()).then_some(0);
@@ -138,10 +138,10 @@ fn best_round(host: &Run) -> Option<usize> {
         .or_else(any)
 }
 
-/// Copies a file of events of the run in `dir`.
+/// Copies an event file of the run in `dir`.
 fn copy(dir: &Path, round: &Round, stream: &StreamInfo, to: &Path) -> Result<()> {
     let mut from = round.file(dir, stream)?;
-    // Two files of one name would become one.
+    // Fails if the file exists, because two event files of one name would overwrite each other.
     let copied = File::create_new(to).and_then(|mut to| io::copy(&mut from, &mut to));
     copied.context(|| format!("cannot write {}", to.display()))?;
     Ok(())
@@ -168,7 +168,8 @@ fn add_guest(round: &mut Round, guest: Option<&Part>, folder: &Path) -> Result<(
     Ok(())
 }
 
-/// Of the remote host only its server's records: they say what belongs to which request.
+/// Adds only the server's records of the remote host: they identify the request to which each
+/// belongs.
 fn add_remote(round: &mut Round, remote: Option<&Part>, folder: &Path) -> Result<()> {
     let Some(Part { dir, run }) = remote else {
         return Ok(());
@@ -195,7 +196,7 @@ fn add_remote(round: &mut Round, remote: Option<&Part>, folder: &Path) -> Result
     Ok(())
 }
 
-/// The host's disks; the one under test with what the guest knows of its own.
+/// Returns the host's disks. The disk under test also gets the guest's data about it.
 fn disks(host: &Run, guest: Option<&Run>) -> Vec<fathom_run::Disk> {
     let mut disks = host.disks.clone();
     let Some(inside) = guest.and_then(Run::disk) else {
@@ -306,7 +307,7 @@ mod tests {
             ("virtio-disk0", Some(7))
         );
         assert_eq!(run.problems, ["host: p", "guest: p"]);
-        // The wrong way round, and twice into the same folder.
+        // The wrong order of runs, and a second join into the same folder.
         assert!(join(&inside, &[&host], &dir.path().join("o2")).is_err());
         assert!(join(&host, &[&inside], &out).is_err());
     }

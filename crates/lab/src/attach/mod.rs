@@ -1,8 +1,8 @@
-//! A QEMU that runs already: its threads, its disks, who serves them and where their images lie,
-//! found out from outside and without changing anything.
+//! Inspects a running QEMU from outside, without changing it: its threads, its disks, their servers
+//! and the locations of their images.
 //!
-//! What cannot be told for certain is left out and said: a disk whose kicks and interrupts cannot
-//! be told from those of other devices is `unidentified`.
+//! Uncertain facts are left out and reported. If a disk's kicks and interrupts cannot be
+//! distinguished from those of other devices, the disk is `unidentified`.
 
 mod debugfs;
 mod disks;
@@ -33,46 +33,46 @@ pub use process::{server_threads, threads_of};
 pub use record::{Options, record};
 pub use served::{Served, record_served};
 
-/// A QEMU process and what belongs to it.
+/// A QEMU process with its threads and disks.
 #[derive(Clone, Debug, Default)]
 pub struct Qemu {
     pub pid: u32,
-    /// Its threads, then those of its disks' servers.
+    /// QEMU's threads, followed by those of its disks' servers.
     pub threads: Vec<Thread>,
     pub disks: Vec<Found>,
     /// `kvm` or `tcg`.
     pub accelerator: String,
-    /// As QEMU prints it; None without a monitor or a readable program file.
+    /// Version as QEMU prints it. `None` without a monitor or a readable program file.
     pub version: Option<String>,
-    /// What could not be found out, a line each.
+    /// Facts that could not be determined, one line each.
     pub problems: Vec<String>,
 }
 
-/// A virtio-blk disk of QEMU's.
+/// A virtio-blk disk of QEMU.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     pub disk: Disk,
-    /// eventfds that QEMU shares with the disk's server and with no other: its kicks and calls.
-    /// Which are which shows when they are used ([`Found::classify`], [`Found::called`]).
+    /// eventfds that QEMU shares only with the disk's server: its kicks and calls. Their use shows
+    /// which is which ([`Found::classify`], [`Found::called`]).
     pub eventfds: Vec<u64>,
-    /// (file descriptor in the server, eventfd's id) of these.
+    /// Pairs of (file descriptor in the server, id) of these eventfds.
     pub server_fds: Vec<(u64, u64)>,
-    /// The vhost-user socket between the two.
+    /// The vhost-user socket between QEMU and the server.
     pub socket: Option<PathBuf>,
-    /// The socket of a Fathom server's API.
+    /// Path of a Fathom server's API socket.
     pub api: Option<PathBuf>,
-    /// What the host's block layer sees of the image.
+    /// Location of the image on the host's block devices.
     pub located: Located,
-    /// `threads`, `native` or `io_uring`, and QEMU's cache mode, where they are known.
+    /// `threads`, `native` or `io_uring`, and QEMU's cache mode, if they are known.
     pub aio: Option<String>,
     pub cache: Option<String>,
 }
 
 impl Qemu {
-    /// Looks at a process. `qmp` is a monitor socket of it that nobody else uses.
+    /// Inspects a process. `qmp` is one of its monitor sockets that no other program uses.
     ///
     /// # Errors
-    /// When there is no such process, it is no QEMU, or only root may look at it.
+    /// When the process does not exist or is not QEMU, or only root may inspect it.
     pub fn inspect(pid: u32, qmp: Option<&Path>) -> Result<Qemu> {
         let arguments = process::arguments(pid)?;
         if !options::is_qemu(&arguments) {
@@ -101,7 +101,7 @@ impl Qemu {
         Ok(qemu)
     }
 
-    /// Processes that serve its disks, itself excepted.
+    /// Returns the processes that serve QEMU's disks, without QEMU itself.
     pub fn servers(&self) -> Vec<u32> {
         let pids = self.disks.iter().filter_map(|found| found.disk.server_pid);
         let mut servers: Vec<u32> = pids.filter(|&pid| pid != self.pid).collect();
@@ -110,10 +110,10 @@ impl Qemu {
         servers
     }
 
-    /// The disk of this name, or the only one.
+    /// Returns the index of the disk with this name, or of the only disk.
     ///
     /// # Errors
-    /// The names there are, when none or several fit.
+    /// The names of the disks, if none or several match.
     pub fn choose(&self, name: Option<&str>) -> Result<usize> {
         let names = || {
             let names: Vec<&str> = self
@@ -146,8 +146,8 @@ impl Qemu {
 }
 
 impl Found {
-    /// Notes the disk's kicks: of the signalled eventfds (id, thread) those that are the disk's
-    /// and were signalled by a vCPU.
+    /// Stores the disk's kicks: the signalled eventfds (id, thread) that belong to the disk and
+    /// were signalled by a vCPU.
     pub fn classify(&mut self, threads: &[Thread], signals: impl Iterator<Item = (u64, u32)>) {
         let is_vcpu = |tid| {
             let mut vcpus = threads.iter().filter(|one| one.role == Role::Vcpu);
@@ -158,12 +158,12 @@ impl Found {
         if !kicks.is_empty() {
             self.disk.identified_by = Some("eventfd-id".into());
         }
-        // QEMU makes a device's eventfds in the order of its queues.
+        // QEMU creates a device's eventfds in the order of its queues, so the ids have that order.
         self.disk.kick_eventfds = kicks.into_iter().collect();
     }
 
-    /// Notes the disk's calls: of the server's write(2)s (file descriptor, thread) those to an
-    /// eventfd that it shares with QEMU and that is no kick.
+    /// Stores the disk's calls. These are the eventfds to which the server has written (file
+    /// descriptor, thread), which it shares with QEMU, and which are not kicks.
     pub fn called(&mut self, threads: &[Thread], writes: impl Iterator<Item = (u64, u32)>) {
         let server = self.disk.server_pid;
         let is_server = |tid| {

@@ -1,5 +1,5 @@
-//! What QEMU's monitor tells of its disks: where their doorbells are and which messages are their
-//! interrupts. Nothing is changed.
+//! Reads from QEMU's monitor the addresses of the disks' doorbells and their MSI-X messages. It
+//! changes nothing.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,24 +11,25 @@ use crate::error::Result;
 use crate::qmp::Qmp;
 
 const CONNECT: Duration = Duration::from_secs(2);
-/// PCI ids of virtio-blk: transitional, and modern (virtio 1.x, 4.1.2 and 5.2.1).
+/// PCI device ids of virtio-blk: transitional, and modern (virtio 1.x, 4.1.2 and 5.2.1).
 const VIRTIO: u64 = 0x1af4;
 const BLOCK: [u64; 2] = [0x1001, 0x1042];
-/// QEMU's layout of a virtio device's modern BAR (hw/virtio/virtio-pci.c): doorbells start here,
-/// 4 bytes apart, or a page apart with page-per-vq=on.
+/// BAR and offset of the doorbells of a modern virtio device in QEMU (hw/virtio/virtio-pci.c). They
+/// are 4 bytes apart, or a page with page-per-vq=on.
 const MODERN_BAR: u64 = 4;
 const DOORBELLS: u64 = 0x3000;
-/// A device without a modern BAR is reached by I/O ports: all its queues have one doorbell, to
-/// which the queue's number is written (virtio 1.x, 4.1.4.10, "Legacy Interfaces").
+/// BAR and offset of the doorbell of a device without a modern BAR, which has I/O ports. All queues
+/// share one doorbell, to which the queue's number is written (virtio 1.x, 4.1.4.10, "Legacy
+/// Interfaces").
 const LEGACY_BAR: u64 = 0;
 const LEGACY_DOORBELL: u64 = 16;
-/// The table of MSI-X messages is at the start of this one.
+/// BAR that starts with the MSI-X table.
 const MSIX_BAR: u64 = 1;
 const MSIX_ENTRY: u64 = 16;
-/// No device has more queues than this.
+/// Maximum number of queues of a device.
 const MAX_QUEUES: u64 = 1024;
 
-/// Asks, and adds the answers to what is known.
+/// Queries the monitor and adds the replies to `qemu`.
 pub(super) fn ask(socket: &Path, qemu: &mut Qemu) -> Result<()> {
     let mut qmp = Qmp::connect(socket, CONNECT)?;
     let version = qmp.execute("query-version", json!({}))?;
@@ -66,7 +67,7 @@ fn plugged(name: &str) -> Found {
     found
 }
 
-/// virtio-blk devices, behind bridges as well.
+/// Collects virtio-blk devices, also behind bridges.
 fn collect(devices: &Value, found: &mut Vec<Value>) {
     for device in devices.as_array().into_iter().flatten() {
         let id = &device["id"];
@@ -86,7 +87,7 @@ fn describe(qmp: &mut Qmp, device: &Value, found: &mut Found) -> Result<()> {
             .unwrap_or_default()
     };
     let queues = property("num-queues").as_u64().unwrap_or(1);
-    // 65535 stands for "as many as there are CPUs" until the device is realised.
+    // 65535 means one queue per CPU until the device is realised.
     let queues = queues.clamp(1, MAX_QUEUES);
     let distance = if property("page-per-vq") == true {
         4096
@@ -105,7 +106,7 @@ fn describe(qmp: &mut Qmp, device: &Value, found: &mut Found) -> Result<()> {
     }
     if let Some(bar) = bar(device, MSIX_BAR, "memory") {
         for queue in 0..queues {
-            // The first message is for changes of the configuration.
+            // The first message is for configuration changes.
             let entry = bar + (1 + queue) * MSIX_ENTRY;
             let command = json!({"command-line": format!("xp /4wx {entry:#x}")});
             let answer = qmp.execute("human-monitor-command", command)?;
@@ -118,8 +119,8 @@ fn describe(qmp: &mut Qmp, device: &Value, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// The guest-physical address, or the port, of a BAR, if it is of this sort and the guest has set
-/// it.
+/// Returns the guest-physical address or port of a BAR. Returns `None` if the BAR has another type
+/// or the guest has not set it.
 fn bar(device: &Value, number: u64, sort: &str) -> Option<u64> {
     let regions = device["regions"].as_array()?;
     let region = regions.iter().find(|region| region["bar"] == number)?;
@@ -128,8 +129,8 @@ fn bar(device: &Value, number: u64, sort: &str) -> Option<u64> {
     is_set.then_some(address as u64)
 }
 
-/// Address and data of `00000000fe003010: 0xfee01004 0x00000000 0x00000022 0x00000000`; None for
-/// a message that is masked or empty.
+/// Parses address and data of `00000000fe003010: 0xfee01004 0x00000000 0x00000022 0x00000000`.
+/// Returns `None` for a masked or empty message.
 fn message(text: &str) -> Option<(u64, u64)> {
     let (_, words) = text.split_once(':')?;
     let word = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();

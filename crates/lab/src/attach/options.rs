@@ -1,14 +1,14 @@
-//! QEMU's command line, as far as disks are concerned, in both of its spellings: `key=value,...`
-//! with doubled commas, and JSON (which libvirt uses).
+//! Parses the disk-related options of QEMU's command line in both syntaxes: `key=value,...` with
+//! doubled commas, and JSON, which libvirt uses.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// One option's keys and values. Nested JSON is flattened: `file.filename`.
+/// Keys and values of one option. Nested JSON keys are joined by dots: `file.filename`.
 pub(super) type Keys = BTreeMap<String, String>;
 
-/// What was said of disks.
+/// The disk-related options of a command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub devices: Vec<Keys>,
@@ -18,17 +18,17 @@ pub(super) struct Options {
     pub accelerator: Option<String>,
 }
 
-/// A file below a device, and how it is opened.
+/// The file below a device, and how it is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Image {
     pub file: Option<String>,
-    /// `raw`, `qcow2`, ...; empty when QEMU was not told.
+    /// `raw`, `qcow2`, ...; empty if the command line does not say.
     pub format: String,
     pub aio: Option<String>,
     pub cache: Option<String>,
 }
 
-/// Links between nodes; QEMU allows any number, a file of ours none without end.
+/// Maximum number of links between block nodes to follow, which also ends a cycle.
 const MAX_NODES: usize = 16;
 
 pub(super) fn is_qemu(arguments: &[String]) -> bool {
@@ -61,7 +61,7 @@ pub(super) fn parse(arguments: &[String]) -> Options {
     options
 }
 
-/// `first` is the key of a value that comes without one.
+/// Parses an option. `first` is the key of a first value without a key.
 pub(super) fn keys(text: &str, first: &str) -> Keys {
     if text.starts_with('{') {
         let mut keys = Keys::new();
@@ -81,7 +81,7 @@ pub(super) fn keys(text: &str, first: &str) -> Keys {
     keys
 }
 
-/// At commas, but not at doubled ones, which are commas of a value.
+/// Splits at single commas. Doubled commas are commas of a value.
 fn split(text: &str) -> Vec<String> {
     let (mut parts, mut part) = (Vec::new(), String::new());
     let mut letters = text.chars().peekable();
@@ -123,14 +123,14 @@ fn flatten(prefix: &str, value: &Value, keys: &mut Keys) {
 }
 
 impl Options {
-    /// The socket of a character device.
+    /// Returns the socket path of a character device.
     pub fn socket(&self, id: &str) -> Option<&str> {
         let chardev = self.chardevs.iter().find(|keys| is(keys, "id", id))?;
         let path = chardev.get("path").or(chardev.get("addr.path"))?;
         Some(path)
     }
 
-    /// The image that `drive=NAME` of a device leads to.
+    /// Returns the image to which a device's `drive=NAME` leads.
     pub fn image(&self, drive: &str) -> Option<Image> {
         if let Some(keys) = self.drives.iter().find(|keys| is(keys, "id", drive)) {
             return Some(image_of_drive(keys));
@@ -258,7 +258,7 @@ mod tests {
             (Some("/z"), "raw")
         );
         assert_eq!(image.aio.as_deref(), Some("native"));
-        // A circle of nodes ends.
+        // A cycle of nodes ends.
         let circle = ["q", "-blockdev", "driver=raw,node-name=a,file=a"];
         assert_eq!(parsed(&circle).image("a").unwrap().file, None);
     }

@@ -1,4 +1,4 @@
-//! What /proc says of QEMU and of its disks' servers.
+//! Reads /proc about QEMU and its disks' servers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,10 +11,10 @@ use fathom_run::{Role, Thread};
 use super::options::Options;
 use crate::error::{Context, Error, Result};
 
-/// The command line of a process.
+/// Returns the command line of a process.
 ///
 /// # Errors
-/// When there is no such process, or only root may look.
+/// When the process does not exist, or only root may read it.
 pub(super) fn arguments(pid: u32) -> Result<Vec<String>> {
     let path = format!("/proc/{pid}/cmdline");
     let bytes = match fs::read(&path) {
@@ -27,7 +27,7 @@ pub(super) fn arguments(pid: u32) -> Result<Vec<String>> {
     Ok(text.split_terminator('\0').map(str::to_owned).collect())
 }
 
-/// A path on a process's command line, which may be relative to its directory.
+/// Resolves a path from a process's command line, which may be relative to its working directory.
 pub(super) fn path_of(pid: u32, path: &str) -> PathBuf {
     match fs::read_link(format!("/proc/{pid}/cwd")) {
         Ok(cwd) => cwd.join(path),
@@ -35,8 +35,8 @@ pub(super) fn path_of(pid: u32, path: &str) -> PathBuf {
     }
 }
 
-/// QEMU's threads by their names, which it gives with `-name debug-threads=on`; without that, the
-/// vCPUs are known from KVM's debugfs.
+/// Returns QEMU's threads with the roles that their names show (`-name debug-threads=on`). KVM's
+/// debugfs identifies the vCPUs also without names.
 pub fn threads_of(pid: u32) -> Vec<Thread> {
     let vcpus = super::debugfs::vcpu_threads(pid);
     tasks(pid)
@@ -67,8 +67,8 @@ pub fn threads_of(pid: u32) -> Vec<Thread> {
         .collect()
 }
 
-/// The threads of a disk's server. In Fathom they are named `worker 0`, `worker 1`, ...; in
-/// qemu-storage-daemon the main thread serves, or an iothread.
+/// Returns the threads of a disk's server. Fathom names them `worker 0`, `worker 1`, ... In
+/// qemu-storage-daemon, the main thread or an iothread serves the disk.
 pub fn server_threads(pid: u32) -> Vec<Thread> {
     let role = |tid: u32, name: &str| match name {
         "worker" => Role::Pool,
@@ -90,7 +90,8 @@ pub fn server_threads(pid: u32) -> Vec<Thread> {
         .collect()
 }
 
-/// io_uring's workers and pollers are threads of the process that uses it.
+/// Returns the role of io_uring's workers and pollers, which are threads of the process that uses
+/// it.
 fn kernel_helper(name: &str) -> Option<Role> {
     if name.starts_with("iou-wrk-") {
         return Some(Role::Pool);
@@ -114,14 +115,14 @@ fn tasks(pid: u32) -> impl Iterator<Item = (u32, String)> {
     tasks.into_iter()
 }
 
-/// `CPU 3/KVM`
+/// Parses a thread name such as `CPU 3/KVM`.
 fn vcpu_number(name: &str) -> Option<u32> {
     let (number, accelerator) = name.strip_prefix("CPU ")?.split_once('/')?;
     let is_vcpu = matches!(accelerator, "KVM" | "TCG");
     number.parse().ok().filter(|_| is_vcpu)
 }
 
-/// KVM is in use where the process has a virtual machine of it open.
+/// Returns the accelerator. A process that has a KVM virtual machine open uses KVM.
 pub(super) fn accelerator(pid: u32, options: &Options) -> String {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
@@ -136,8 +137,8 @@ pub(super) fn accelerator(pid: u32, options: &Options) -> String {
     options.accelerator.clone().unwrap_or_else(|| "tcg".into())
 }
 
-/// Asks the program that the process runs, even if its file was replaced by now. It is the
-/// process's owner's program, and is run as its owner.
+/// Runs the process's program with `--version`, even if its file has been replaced since. As root,
+/// runs it as the process's owner, to whom the program belongs.
 pub(super) fn qemu_version(pid: u32) -> Option<String> {
     let owner = fs::metadata(format!("/proc/{pid}")).ok()?;
     let mut command = Command::new(format!("/proc/{pid}/exe"));

@@ -1,4 +1,4 @@
-//! Recording a running QEMU from the host alone: `fathom breakdown --pid`.
+//! Records a running QEMU from the host alone: `fathom breakdown --pid`.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,32 +15,33 @@ use crate::tracers::on_host::{self, Start};
 use crate::tracers::scene::Scene;
 use crate::tracers::{Collector, Tracefs, io_calls, kvm, symbols, syscalls};
 
-/// What to record.
+/// Options of the recording.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
     pub pid: u32,
-    /// A monitor socket of QEMU's that nobody else uses.
+    /// A monitor socket of QEMU that no other program uses.
     pub qmp: Option<&'a Path>,
-    /// The disk that it is about, where there are several.
+    /// Name of the disk to record; required if there are several.
     pub disk: Option<&'a str>,
     /// Length of each of the two windows.
     pub window: Duration,
-    /// The run directory to make.
+    /// The run directory to create.
     pub output: &'a Path,
-    /// Set by whoever wants it to end early; what was recorded until then stays usable.
+    /// The caller sets this flag to end the recording early. The events until then stay usable.
     pub stop: &'a AtomicBool,
 }
 
-/// The rounds: requests through the layers, then the threads' system calls, which cost more.
+/// Names of the rounds: requests through the layers, then the threads' system calls, which cost
+/// more.
 const LAYERS: &str = "layers";
 const SYSCALLS: &str = "syscalls";
 const KIB_PER_CPU: u32 = 16 << 10;
 
-/// Records both windows into a new run directory. Collectors that cannot run are told in the
+/// Records both windows into a new run directory. Collectors that cannot run are listed in the
 /// run's problems.
 ///
 /// # Errors
-/// When the process is no QEMU, the disk cannot be chosen, nothing at all can be recorded, or the
+/// When the process is not QEMU, the disk cannot be chosen, no collector can record, or the
 /// directory cannot be written.
 pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
     let tracefs = Tracefs::open()?;
@@ -74,7 +75,7 @@ pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
     Ok(run)
 }
 
-/// One window and what watches it.
+/// A window and its collectors.
 struct Window<'a> {
     qemu: &'a Qemu,
     chosen: usize,
@@ -94,7 +95,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Of the chosen disk's way: QEMU, and this disk's server.
+    /// Returns the threads on the chosen disk's path: QEMU's and its server's.
     fn threads(&self) -> Vec<u32> {
         let server = self.qemu.disks[self.chosen].disk.server_pid;
         let is_ours = |pid: u32| pid == self.qemu.pid || Some(pid) == server;
@@ -123,7 +124,7 @@ impl<'a> Window<'a> {
         self.collectors = on_host::start(which, &scene, &mut self.problems);
     }
 
-    /// None when nothing watches.
+    /// Returns `None` if there is no collector.
     fn run(self, options: &Options, problems: &mut Vec<String>) -> Result<Option<Round>> {
         if self.collectors.is_empty() {
             return Ok(None);
@@ -151,7 +152,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Tells the disk's kicks and calls from others' by who used its eventfds.
+/// Determines the disk's kicks and calls by the threads that used its eventfds.
 fn identify(qemu: &mut Qemu, chosen: usize, output: &Path, problems: &mut Vec<String>) {
     const WRITE: u64 = 1;
     let open = |round: &str, name: &str| Stream::open(&output.join(round).join(name));

@@ -1,4 +1,4 @@
-//! Recording a disk of a server of Fathom's, whoever uses it: `fathom breakdown --server`.
+//! Records a disk of a Fathom server, with any client: `fathom breakdown --server`.
 
 use fathom_units::cause;
 use std::path::Path;
@@ -16,25 +16,24 @@ use crate::tracers::fathom::{self, Api, Info};
 use crate::tracers::ftrace::Mode;
 use crate::tracers::{Collector, Tracefs, block};
 
-/// What to record.
+/// Options of the recording.
 pub struct Served<'a> {
-    /// The disk, at its server.
+    /// The disk on its server.
     pub api: Api,
     pub window: Duration,
-    /// The run directory to make.
+    /// The run directory to create.
     pub output: &'a Path,
-    /// Set by whoever wants it to end early; what was recorded until then stays usable.
+    /// The caller sets this flag to end the recording early. The events until then stay usable.
     pub stop: &'a AtomicBool,
 }
 
 const LAYERS: &str = "layers";
 const KIB_PER_CPU: u32 = 16 << 10;
 
-/// Records the disk's requests, and what the host's block layer makes of them where this user may
-/// trace that.
+/// Records the disk's requests, and the host's block layer if this user may trace it.
 ///
 /// # Errors
-/// When the server does not answer or cannot trace, or the directory cannot be written.
+/// When the server does not respond or cannot trace, or the directory cannot be written.
 pub fn record_served(served: Served, say: &mut dyn FnMut(&str)) -> Result<Run> {
     refuse_to_overwrite(served.output)?;
     let info = served.api.info()?;
@@ -63,7 +62,7 @@ pub fn record_served(served: Served, say: &mut dyn FnMut(&str)) -> Result<Run> {
     Ok(run)
 }
 
-/// What watches the device below the image, if there is one and this user may.
+/// Returns the collector of the device below the image, if there is one and this user may trace it.
 fn below(located: &Located, problems: &mut Vec<String>) -> Vec<Box<dyn Collector>> {
     let Some(device) = &located.device else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket: from the kernel's socket diagnostics
+//! Finds the process at the other end of a Unix socket with the kernel's socket diagnostics
 //! (sock_diag(7), struct unix_diag_req of linux/unix_diag.h).
 
 use std::collections::{HashMap, HashSet};
@@ -19,23 +19,23 @@ const SHOW_NAME: u32 = 1;
 const SHOW_PEER: u32 = 4;
 const ATTR_NAME: u16 = 0;
 const ATTR_PEER: u16 = 2;
-/// Bytes of struct nlmsghdr, and of struct unix_diag_msg.
+/// Sizes in bytes of struct nlmsghdr and struct unix_diag_msg.
 const HEADER: usize = 16;
 const MESSAGE: usize = 16;
 
-/// A Unix socket of the machine.
+/// A Unix socket of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Socket {
     pub inode: u64,
     pub peer: Option<u64>,
-    /// The path that it, or the socket that accepted it, is bound to.
+    /// Path to which the socket, or the listening socket that accepted it, is bound.
     pub name: Option<String>,
 }
 
-/// All Unix sockets.
+/// Returns all Unix sockets.
 ///
 /// # Errors
-/// When the kernel has no such diagnostics.
+/// When the kernel does not have these diagnostics.
 pub(super) fn all() -> Result<Vec<Socket>> {
     let what = || "cannot ask the kernel for its Unix sockets (CONFIG_UNIX_DIAG)".to_owned();
     let socket = socket_with(
@@ -63,19 +63,20 @@ pub(super) fn all() -> Result<Vec<Socket>> {
 
 fn request() -> Vec<u8> {
     let mut bytes = Vec::new();
-    bytes.extend(40u32.to_ne_bytes()); // the length of all
+    bytes.extend(40u32.to_ne_bytes()); // the length of the whole message
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     bytes.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
     bytes.extend([0; 8]); // sequence, port
     bytes.extend([AF_UNIX, 0, 0, 0]);
     bytes.extend(u32::MAX.to_ne_bytes()); // sockets in any state
-    bytes.extend(0u32.to_ne_bytes()); // of any inode
+    bytes.extend(0u32.to_ne_bytes()); // any inode
     bytes.extend((SHOW_NAME | SHOW_PEER).to_ne_bytes());
     bytes.extend([0xff; 8]); // no cookie
     bytes
 }
 
-/// Adds the sockets of one datagram. False: it was the last. None: the kernel refused.
+/// Appends the sockets of one datagram. Returns false after the last datagram, and `None` if the
+/// kernel has rejected the request.
 fn parse(mut bytes: &[u8], sockets: &mut Vec<Socket>) -> Option<bool> {
     while bytes.len() >= HEADER {
         let length = u32_at(bytes, 0)? as usize;
@@ -125,7 +126,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Inodes of the sockets that a process has open.
+/// Returns the inodes of the sockets that a process has open.
 pub(super) fn inodes_of(pid: u32) -> HashSet<u64> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
@@ -138,8 +139,8 @@ pub(super) fn inodes_of(pid: u32) -> HashSet<u64> {
     entries.flatten().filter_map(inode).collect()
 }
 
-/// The process that has a socket of this inode; of several (a parent that has not closed it) the
-/// youngest.
+/// Returns the process that has the socket with this inode open. If there are several, such as a
+/// parent that has not closed it, returns the one with the highest process id.
 pub(super) fn owner_of(inode: u64) -> Option<u32> {
     let entries = fs::read_dir("/proc").ok()?;
     let pids = entries
@@ -152,8 +153,8 @@ pub(super) fn owner_of(inode: u64) -> Option<u32> {
     owners.pop()
 }
 
-/// The process at the other end of a process's connection over the socket at `path`, whichever
-/// of the two listens there.
+/// Returns the process at the other end of a process's connection over the socket at `path`. Either
+/// of the two may be the listener.
 pub(super) fn peer_over(pid: u32, path: &str, sockets: &[Socket]) -> Option<u32> {
     let ours = inodes_of(pid);
     let by_inode: HashMap<u64, &Socket> = sockets.iter().map(|one| (one.inode, one)).collect();
@@ -184,7 +185,7 @@ mod tests {
         let sockets = all().unwrap();
         let name = path.to_str().unwrap();
         let pid = std::process::id();
-        // Programs that other tests start have the socket, too, until they exec.
+        // Child processes that other tests start also hold the socket until they call exec.
         fathom_testing::until("this process as the socket's only one", || {
             peer_over(pid, name, &sockets) == Some(pid)
         });

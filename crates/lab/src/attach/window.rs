@@ -1,4 +1,4 @@
-//! A window in which collectors record, and what it leaves.
+//! A window in which collectors record, and its result.
 
 use fathom_units::cause;
 use std::fs;
@@ -12,13 +12,13 @@ use crate::tracers::{self, Collector};
 
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A round without its name, and what its collectors could not do.
+/// A round without a name, and the problems of its collectors.
 pub(super) struct Taken {
     pub(super) round: Round,
     pub(super) problems: Vec<String>,
 }
 
-/// Lets collectors record into a folder for a while, or until `is_over`.
+/// Lets collectors record into a folder for the duration of the window, or until `is_over`.
 pub(super) fn take(
     mut collectors: Vec<Box<dyn Collector>>,
     folder: &Path,
@@ -65,7 +65,7 @@ fn wait(window: Duration, is_over: impl Fn() -> bool) {
     }
 }
 
-/// A run directory is made once.
+/// Fails if the directory already contains a run.
 pub(super) fn refuse_to_overwrite(dir: &Path) -> Result<()> {
     if dir.join("run.json").exists() {
         return Err(Error::Unusable {
@@ -76,7 +76,7 @@ pub(super) fn refuse_to_overwrite(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The clock that rounds were traced by.
+/// Returns the name of the clock of the rounds' events.
 pub(super) fn trace_clock(rounds: &[Round]) -> &'static str {
     let mut streams = rounds.iter().flat_map(|round| &round.streams);
     match streams.any(|stream| stream.clock == Clock::HostTsc) {
