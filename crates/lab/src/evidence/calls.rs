@@ -1,6 +1,6 @@
-//! System calls of threads, counted by the kernel's tracepoint for now and then a part of the
-//! window. While it is on, every system call of the machine takes longer: so it is for a fifth of the
-//! time only, and the rest is taken to be like that.
+//! Counts system calls of threads with the kernel's tracepoint. While counting is on, every system
+//! call of the machine takes longer. Therefore only a fifth of the window is counted, and the
+//! result is extrapolated to the whole window.
 
 use std::fs;
 use std::time::Instant;
@@ -10,10 +10,10 @@ use perf_event::events::Tracepoint;
 
 use super::counters::Counters;
 
-/// Of so many samples of a window, one begins a part that is counted until the next: the middle one,
-/// since at a window's begin the load is still on its way.
+/// Period in samples of the counted parts: one sample of each period begins a part that ends at the
+/// next sample. It is the middle one, since the load has not fully started when a window begins.
 const EVERY: usize = 5;
-/// A window of fewer parts need not be like them.
+/// Minimum number of counted parts. Fewer parts may not represent the window.
 const FEWEST: usize = 2;
 
 const IDS: [&str; 2] = [
@@ -21,13 +21,13 @@ const IDS: [&str; 2] = [
     "/sys/kernel/debug/tracing/events/raw_syscalls/sys_enter/id",
 ];
 
-/// Counts in one window.
+/// Counts system calls in one window.
 pub struct Calls {
-    /// `None`: the kernel does not count them, or not for us.
+    /// The tracepoint, or `None` if the kernel does not count it or this process may not use it.
     event: Option<Tracepoint>,
     samples: usize,
     part: Option<Part>,
-    /// Parts so far, what was counted in them, and how many seconds they had.
+    /// Number of finished parts, the calls counted in them, and their duration in seconds.
     parts: usize,
     counted: u64,
     seconds: f64,
@@ -53,7 +53,7 @@ impl Calls {
         }
     }
 
-    /// The window was sampled, and these are the threads to count.
+    /// Records that the window was sampled. `threads` are the threads to count.
     pub fn sampled(&mut self, threads: impl Iterator<Item = u32>) {
         self.end_part();
         if self.samples % EVERY == EVERY / 2
@@ -67,7 +67,8 @@ impl Calls {
         self.samples += 1;
     }
 
-    /// What a window of so many seconds had; `None`: too little was counted to say.
+    /// Returns the extrapolated number of calls in a window of `seconds`, or `None` if too few
+    /// parts were counted.
     pub fn end(mut self, seconds: f64) -> Option<u64> {
         self.end_part();
         let all = self.counted as f64 * seconds / self.seconds;
@@ -96,7 +97,8 @@ impl Part {
     }
 }
 
-/// The event itself is the kernel's.
+/// Configures the tracepoint's counter. The event happens in the kernel, so kernel mode is
+/// included.
 fn builder(event: Tracepoint) -> Builder<'static> {
     let mut builder = Builder::new(event);
     builder.include_kernel();
@@ -137,7 +139,7 @@ mod tests {
             // SAFETY: no arguments.
             let is_root = unsafe { libc::geteuid() } == 0;
             match counted {
-                // One may be between its call and its count.
+                // One call may be between its execution and its count.
                 Some(Ok(counted)) => {
                     let possible = ending - begun - 1..=after - before + 1;
                     assert!(possible.contains(&counted), "{counted}, not {possible:?}");

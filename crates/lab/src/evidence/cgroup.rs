@@ -1,5 +1,5 @@
-//! CPU limits of control groups, of either version (cgroups(7)): which of them watched processes
-//! are in, and what they did (cpu.stat).
+//! CPU limits of control groups of version 1 and 2 (cgroups(7)): finds the groups of the watched
+//! processes and reads how much they were throttled (cpu.stat).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,15 @@ use super::threads::tasks;
 use crate::error::{Context, Error, Result};
 use crate::put_back::Changed;
 
-/// Groups that are looked at. Processes are in a few; libvirt puts each vCPU into one of its own.
+/// Maximum number of groups to watch. Processes are in few groups, but libvirt puts each vCPU into
+/// its own.
 const MAX_GROUPS: usize = 64;
 
-/// A hierarchy that limits CPU time, where it is mounted.
+/// A mounted hierarchy that limits CPU time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hierarchy {
     is_v2: bool,
-    /// Its group that the mount shows.
+    /// The group that is the root of the mount.
     root: String,
     mount: PathBuf,
 }
@@ -25,12 +26,12 @@ struct Hierarchy {
 /// A group that has a limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group {
-    /// As the kernel names it.
+    /// Name of the group, as in /proc/PID/cgroup.
     name: String,
     folder: PathBuf,
 }
 
-/// Since the group's limit was set.
+/// Counters since the group's limit was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     periods: u64,
@@ -38,7 +39,8 @@ pub struct Stat {
     held_ns: u64,
 }
 
-/// The groups with a limit that threads of these processes are in, or are below of.
+/// Returns the groups with a limit that contain threads of these processes, directly or in
+/// subgroups.
 pub fn limited(pids: impl Iterator<Item = u32>) -> Vec<Group> {
     let mounts = super::read("/proc/self/mountinfo").unwrap_or_default();
     let hierarchies: Vec<Hierarchy> = mounts.lines().filter_map(hierarchy).collect();
@@ -58,7 +60,8 @@ pub fn limited(pids: impl Iterator<Item = u32>) -> Vec<Group> {
     limited.take(MAX_GROUPS).collect()
 }
 
-/// `31 23 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct`
+/// Parses a line such as `31 23 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup
+/// rw,cpu,cpuacct`.
 fn hierarchy(line: &str) -> Option<Hierarchy> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut kind = kind.split(' ');
@@ -75,12 +78,13 @@ fn hierarchy(line: &str) -> Option<Hierarchy> {
     })
 }
 
-/// Blanks are written as `\040` (proc_pid_mountinfo(5)).
+/// Decodes blanks and backslashes, which are `\040` and `\134` (proc_pid_mountinfo(5)).
 fn unescaped(text: &str) -> String {
     text.replace("\\040", " ").replace("\\134", "\\")
 }
 
-/// `1:cpu,cpuacct:/vm1`, `0::/machine.slice/vm1`: the group in one of the two kinds.
+/// Parses `1:cpu,cpuacct:/vm1` (version 1) or `0::/machine.slice/vm1` (version 2) to the group's
+/// name.
 fn group(line: &str, is_v2: bool) -> Option<&str> {
     let mut fields = line.splitn(3, ':');
     let (id, controllers, name) = (fields.next()?, fields.next()?, fields.next()?);
@@ -92,10 +96,10 @@ fn group(line: &str, is_v2: bool) -> Option<&str> {
 }
 
 impl Hierarchy {
-    /// The group and those above it, as far as the mount shows them.
+    /// Returns the group and its ancestors, as far as the mount shows them.
     fn upwards(&self, name: &str) -> Vec<Group> {
         let below = Path::new(name).strip_prefix(&self.root);
-        // What is outside of the mount, or of this process's namespace, has dots in it.
+        // Groups outside of the mount or of this process's namespace have `..` in their names.
         let Some(below) = below.ok().filter(|_| !name.contains("/..")) else {
             return Vec::new();
         };
@@ -116,11 +120,11 @@ fn is_limited(folder: &Path) -> bool {
     v2.is_some_and(|quota| quota != "max") || v1.is_some_and(|quota| !quota.starts_with('-'))
 }
 
-/// Takes the limit off a group that this process is in, for as long as what is returned lives. Others
-/// are left alone, whatever a run directory names.
+/// Removes the limit of a group that contains this process. The limit is restored when the returned
+/// value is dropped. Other groups are not changed, even if a run directory names them.
 ///
 /// # Errors
-/// When it is in no such group, or has not the rights.
+/// When this process is in no such group, or lacks the permission.
 pub fn lift(name: &str) -> Result<Changed> {
     let groups = limited(std::iter::once(std::process::id()));
     let Some(group) = groups.into_iter().find(|group| group.name == name) else {
@@ -134,12 +138,13 @@ pub fn lift(name: &str) -> Result<Changed> {
     Changed::new(&file, none, before.trim())
 }
 
-/// `None`: it is gone.
+/// Reads a group's counters. Returns `None` if the group no longer exists.
 pub fn read(group: &Group) -> Option<Stat> {
     parse(&super::read(group.folder.join("cpu.stat")).ok()?)
 }
 
-/// Version 2 counts us (`throttled_usec`), version 1 ns (`throttled_time`).
+/// Parses cpu.stat. Version 2 counts microseconds (`throttled_usec`), version 1 nanoseconds
+/// (`throttled_time`).
 fn parse(text: &str) -> Option<Stat> {
     let number = |key: &str| {
         let mut lines = text.lines().filter_map(|line| line.split_once(' '));
@@ -154,7 +159,7 @@ fn parse(text: &str) -> Option<Stat> {
     })
 }
 
-/// What the limit did that held its threads for the longest.
+/// Returns the effect of the limit that throttled its threads for the longest time.
 pub fn between(
     groups: &[Group],
     before: &[Option<Stat>],
@@ -181,7 +186,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A group with a limit that nothing reaches, and this process in it.
+    /// A group that contains this process and has a limit that is never reached.
     struct Own(PathBuf);
 
     impl Own {
@@ -211,7 +216,7 @@ mod tests {
             let parent = self.0.parent().unwrap().join("cgroup.procs");
             let _ = fs::write(parent, std::process::id().to_string());
             let is_gone = || fs::remove_dir(&self.0).is_ok();
-            // (A second panic would end the whole test program.)
+            // A second panic would abort the whole test program.
             match std::thread::panicking() {
                 true => drop(is_gone()),
                 false => fathom_testing::until("the end of the control group", is_gone),

@@ -1,20 +1,20 @@
-//! Counters of perf's, one for each of some threads.
+//! perf counters, one per thread.
 
 use std::io;
 
 use perf_event::{Builder, CountAndTime, Counter};
 
-/// Threads that are counted at once: each takes a file descriptor.
+/// Maximum number of threads that are counted at once. Each takes a file descriptor.
 const MAX_THREADS: usize = 256;
 
-/// Counts one event in all of its threads, and in those that they make meanwhile.
+/// Counts one event in all of its threads, and in the threads that these start.
 pub struct Counters(Vec<Counter>);
 
 impl Counters {
-    /// Begins to count what the builder says. `None`: none of the threads is there.
+    /// Starts to count the builder's event. Returns `None` if none of the threads exists.
     ///
     /// # Errors
-    /// When the kernel does not count it, or not for us.
+    /// When the kernel does not support the event, or this process may not count it.
     pub fn begin(
         event: &mut Builder,
         threads: impl Iterator<Item = u32>,
@@ -31,7 +31,7 @@ impl Counters {
         Ok((!counters.is_empty()).then_some(Counters(counters)))
     }
 
-    /// How often so far.
+    /// Returns the count so far.
     ///
     /// # Errors
     /// Those of `read(2)`.
@@ -41,8 +41,8 @@ impl Counters {
     }
 }
 
-/// Where more events are to be counted than the CPU has counters for, each has one for a part of the
-/// time only.
+/// Extrapolates a count to the whole time. If there are more events than hardware counters, each
+/// event is counted for only a part of the time.
 fn whole(seen: CountAndTime) -> u64 {
     let (count, all, counted) = (seen.count, seen.time_enabled, seen.time_running);
     if counted == 0 || counted >= all {

@@ -1,26 +1,26 @@
-//! /sys/block/NAME/stat (Documentation/block/stat.rst) and the length of the device's queue.
+//! Reads /sys/block/NAME/stat (Documentation/block/stat.rst) and the size of the device's queue.
 
 use fathom_run::evidence::DeviceTime;
 
 const SECTOR: u64 = 512;
-/// Fields up to the time in the queue; discards and flushes follow in newer kernels.
+/// Number of fields up to the time in the queue. Newer kernels add fields for discards and flushes.
 const FIELDS: usize = 11;
 
-/// Since the device appeared.
+/// Counters since the device appeared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Reads and writes.
+    /// Number of reads and writes.
     requests: u64,
     sectors: u64,
-    /// Of reads and writes: ms.
+    /// Time of reads and writes in milliseconds, added up.
     taken: u32,
-    /// In which something was in flight: ms.
+    /// Time with at least one request in flight, in milliseconds.
     busy: u32,
-    /// Of all requests: ms. The kernel adds a request's time when it has ended.
+    /// Time of all requests in milliseconds, added up. The kernel adds a request's time at its end.
     queued: u32,
 }
 
-/// `None` where there is no such device.
+/// Reads a device's counters. Returns `None` if there is no such device.
 pub fn read(name: &str) -> Option<Stat> {
     let is_name = !name.contains('/') && !name.starts_with('.');
     let path = format!("/sys/block/{name}/stat");
@@ -46,7 +46,7 @@ fn parse(text: &str) -> Option<Stat> {
         busy,
         queued,
     ] = fields;
-    // The kernel prints times as 32 bits, which overflow.
+    // The kernel prints times as 32-bit numbers, which overflow.
     Some(Stat {
         requests: reads.checked_add(writes)?,
         sectors: read_sectors.checked_add(written)?,
@@ -57,13 +57,14 @@ fn parse(text: &str) -> Option<Stat> {
 }
 
 impl Stat {
-    /// Seconds that requests have spent in the queue and the device since `before`, added up.
+    /// Returns the seconds that requests have spent in the queue and the device since `before`,
+    /// added up.
     pub fn queued_since(&self, before: &Stat) -> f64 {
         f64::from(self.queued.wrapping_sub(before.queued)) / 1e3
     }
 }
 
-/// What the device did in a window of so many seconds.
+/// Returns the device's activity in a window of `seconds`.
 pub fn between(name: &str, before: &Stat, after: &Stat, seconds: f64) -> DeviceTime {
     let requests = after.requests.saturating_sub(before.requests);
     let taken = f64::from(after.taken.wrapping_sub(before.taken)) * 1e6;

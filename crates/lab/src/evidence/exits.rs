@@ -1,11 +1,12 @@
-//! VM exits of a process's guests, as KVM counts them (debugfs, `kvm/PID-FD/exits`).
+//! Counts VM exits of a process's guests with KVM's debugfs (`kvm/PID-FD/exits`).
 
 use std::fs;
 use std::path::Path;
 
 const KVM: &str = "/sys/kernel/debug/kvm";
 
-/// The exits of all kinds so far; `None` where KVM does not run it, or debugfs is not to be read.
+/// Returns the number of all exits so far. Returns `None` if the process runs no KVM guest, or
+/// debugfs is not readable.
 pub fn of(pid: u32) -> Option<u64> {
     below(Path::new(KVM), pid)
 }

@@ -1,6 +1,6 @@
-//! The guest's half: what its CPUs did during a script, how often its devices interrupted it, and
-//! how often its drivers kicked, by two prints of its /proc/stat, /proc/interrupts and the hits of a
-//! probe.
+//! The guest's part of the evidence: its CPUs' activity, device interrupts and driver kicks during
+//! a script. All are differences between two outputs of /proc/stat, /proc/interrupts and the hits
+//! of a probe.
 
 use fathom_run::evidence::Processors;
 
@@ -10,24 +10,24 @@ const BEFORE: &str = "--- counters before ---";
 const AFTER: &str = "--- counters after ---";
 const END: &str = "--- counters end ---";
 
-/// What a guest has counted.
+/// Counts of a guest between two outputs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counted {
     pub processors: Option<Processors>,
-    /// Of all devices but clocks.
+    /// Interrupts of all devices except clocks.
     pub interrupts: Option<u64>,
-    /// Of all virtio devices.
+    /// Kicks of all virtio devices.
     pub kicks: Option<u64>,
 }
 
-/// A script that prints the counters, whatever of them there is.
+/// Returns a script that prints those counters that exist.
 pub fn print() -> String {
     let (probe, kicks) = (kicks::PROBE, kicks::PRINT);
     format!("{{ {probe}\ngrep '^cpu' /proc/stat; cat /proc/interrupts; {kicks}; }} || true")
 }
 
-/// A script (busybox sh) that runs `work` and prints counters before and after it. Its status is
-/// that of `work`.
+/// Returns a script for busybox sh that runs `work` and prints the counters before and after it.
+/// Its exit status is that of `work`.
 pub fn around(work: &str) -> String {
     let print = print();
     format!(
@@ -36,8 +36,8 @@ pub fn around(work: &str) -> String {
     )
 }
 
-/// Takes apart what such a script has printed: what `work` printed, and what was counted meanwhile.
-/// A guest may print anything.
+/// Splits the output of such a script into the output of `work` and the counts. The output is
+/// untrusted: a guest may print anything.
 pub fn split(printed: &str) -> (String, Counted) {
     let line = |marker: &str| format!("{marker}\n");
     let parts = printed
@@ -53,7 +53,7 @@ pub fn split(printed: &str) -> (String, Counted) {
     (work.to_owned(), between(before, after))
 }
 
-/// What was counted between two prints.
+/// Returns the counts between two outputs.
 pub fn between(before: &str, after: &str) -> Counted {
     let (began, ended) = (processors::parse(before), processors::parse(after));
     let interrupts = interrupts::parse(before).zip(interrupts::parse(after));

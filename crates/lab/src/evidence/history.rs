@@ -1,23 +1,23 @@
-//! Figures over time from counters that only grow.
+//! Converts counters that only grow to figures over time.
 
 use std::time::Duration;
 
 use fathom_run::{Series, Unit};
 
-/// Most points that are kept: then every second one goes, and the step doubles. What is between
-/// two points is exact all the same, since they are counters.
+/// Maximum number of points. Beyond it, every second point is dropped and the step doubles.
+/// Counters lose nothing between two points, so the figures stay exact.
 const MAX_POINTS: usize = 600;
 
-/// Counters at one instant, since the window's begin.
+/// Counters at one instant, relative to the window's begin.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Point {
-    /// Seconds.
+    /// Seconds since the window's begin.
     pub at: f64,
     /// (running, all) ticks of the host's CPUs.
     pub host: Option<(f64, f64)>,
     /// Seconds that requests have spent in the device, added up.
     pub device: Option<f64>,
-    /// Seconds of the I/O threads and workers on a CPU.
+    /// CPU seconds of the I/O threads and workers.
     pub workers: Option<f64>,
 }
 
@@ -27,7 +27,7 @@ pub struct History {
 }
 
 impl History {
-    /// Begins with the window, when all counters that there are, are 0.
+    /// Starts at the window's begin, where all existing counters are 0.
     pub fn new(step: Duration, begin: Point) -> History {
         History {
             step: step.as_secs_f64(),
@@ -46,7 +46,7 @@ impl History {
         }
     }
 
-    /// Half the points.
+    /// Drops every second point and doubles the step.
     pub fn thin(&mut self) {
         let mut number = 0;
         self.points.retain(|_| {
@@ -56,18 +56,19 @@ impl History {
         self.step *= 2.0;
     }
 
-    /// `host.busy`: percent of all CPUs; `device.in_flight`: requests; `workers.busy`: percent of
-    /// one CPU, of all workers together. Only what was counted, in whole steps of the window.
+    /// Returns the series `host.busy`, in percent of all CPUs; `device.in_flight`, in requests; and
+    /// `workers.busy`, of all workers together in percent of one CPU. Each covers the whole steps
+    /// of the window. A counter that was not read has no series.
     pub fn series(&self) -> Vec<Series> {
         let steps = self.points.last().map_or(0.0, |last| last.at / self.step);
-        // Points are late at times: the last one may lie a little before its step's end.
+        // Points are sometimes late: the last one may be slightly before the end of its step.
         let steps = (steps + 0.01).floor() as usize;
         let rate = |at: &dyn Fn(&Point) -> Option<f64>| {
             self.growth(steps, at)
                 .map(|grown| grown.iter().map(|growth| growth / self.step).collect())
         };
         let percent = |values: Vec<f64>| values.iter().map(|value| value * 100.0).collect();
-        // Workers may begin after the window.
+        // Workers may start after the window's begin.
         let has_workers = self.points.iter().any(|point| point.workers.is_some());
         let workers = rate(&|point| point.workers.or(has_workers.then_some(0.0))).map(percent);
         let all = [
@@ -97,8 +98,8 @@ impl History {
         Some(running.iter().zip(&all).map(percent).collect())
     }
 
-    /// By how much a counter has grown in each step; between two points it grows evenly. `None`
-    /// where it is missing from a point.
+    /// Returns the growth of a counter in each step. Between two points, the counter is
+    /// interpolated linearly. Returns `None` if the counter is missing from a point.
     fn growth(&self, steps: usize, of: &dyn Fn(&Point) -> Option<f64>) -> Option<Vec<f64>> {
         let points: Vec<(f64, f64)> = self
             .points
@@ -144,7 +145,7 @@ mod tests {
 
     #[test]
     fn counters_become_rates_of_even_steps() {
-        // The second point is late by half a step, and the last step is not whole.
+        // The second point is half a step late, and the last step is not complete.
         let late = history(&[(0.5, 0.1), (1.25, 0.55), (1.5, 0.7), (1.7, 0.75)]);
         let series = late.series();
         let names: Vec<&str> = series.iter().map(|one| one.name.as_str()).collect();

@@ -1,6 +1,6 @@
-//! Instructions that the CPUs carried out for the disk, in the guest and in who serves it, where the
-//! CPUs count them: machines in a cloud mostly do not. A counter that nobody shares costs nothing, so
-//! it is of the whole window.
+//! Counts the CPU instructions for the disk, in the guest and in the disk's server. The CPUs must
+//! support it, which most cloud machines do not. An unshared counter costs nothing, so the whole
+//! window is counted.
 
 use fathom_run::evidence::Instructions;
 use perf_event::Builder;
@@ -17,7 +17,7 @@ pub struct Count {
 
 impl Count {
     pub fn begin(threads: &Threads) -> Count {
-        // Its virtual CPUs, as long as they run the guest's code.
+        // The guest's vCPUs, while they run guest code.
         let mut guest = Builder::new(Hardware::INSTRUCTIONS);
         guest.include_kernel().exclude_host(true);
         let mut server = Builder::new(Hardware::INSTRUCTIONS);
@@ -29,11 +29,12 @@ impl Count {
         }
     }
 
-    /// `None`: nothing was counted.
+    /// Returns the counts, or `None` if nothing was counted.
     pub fn end(self) -> Option<Instructions> {
         let counted = |counters: Option<Counters>| counters?.counted().ok();
         let found = Instructions {
-            // An emulated guest has none of its own: the CPUs carry out what QEMU makes of them.
+            // An emulated guest has no count of its own: the CPUs execute the code that QEMU
+            // translates.
             guest: counted(self.guest).filter(|count| *count > 0),
             server: counted(self.server),
         };

@@ -1,25 +1,25 @@
-//! /proc/interrupts: how often devices interrupted a machine.
+//! Parses /proc/interrupts: how often devices interrupted a machine.
 
-/// More lines than any machine has.
+/// Maximum number of lines, more than any machine has.
 const MAX_LINES: usize = 4096;
-/// Ticks, that no request of a disk's makes.
+/// Names of clock interrupts, which do not come from disk requests.
 const CLOCKS: [&str; 2] = ["timer", "rtc0"];
 
-/// The interrupts of all devices since the machine started; `None` where the text has none. Clocks
-/// are left out, and what CPUs send to each other or to themselves.
+/// Returns the interrupts of all devices since the machine started, without clocks and interrupts
+/// between CPUs. Returns `None` if the text has none.
 pub fn parse(text: &str) -> Option<u64> {
     let lines = text.lines().take(MAX_LINES).filter_map(device);
     lines.reduce(u64::saturating_add)
 }
 
-/// ` 24:   1024   77   PCI-MSI 65536-edge   virtio3-req.0`
+/// Parses a line such as ` 24:   1024   77   PCI-MSI 65536-edge   virtio3-req.0`.
 fn device(line: &str) -> Option<u64> {
     let (number, rest) = line.split_once(':')?;
     number.trim().parse::<u32>().ok()?;
     if { rest.split_ascii_whitespace() }.any(|word| CLOCKS.contains(&word)) {
         return None;
     }
-    // One for each CPU; words follow.
+    // One count per CPU, followed by words.
     let counts = rest
         .split_ascii_whitespace()
         .map_while(|word| word.parse().ok());

@@ -1,4 +1,4 @@
-//! The kernel's threads, of which those count that had something to do. Containers do not see them.
+//! Times of the busy kernel threads. They are not visible in containers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,17 +7,19 @@ use fathom_run::evidence::{ThreadRole, ThreadTime};
 
 use super::schedstat::{self, Stat, Times};
 
-/// Of the window: what has less of a CPU limits nothing.
+/// Minimum CPU time of a listed thread, as a fraction of the window. A thread below it limits
+/// nothing.
 const FLOOR: f64 = 0.01;
-/// The busiest.
+/// Maximum number of listed threads; the busiest are listed.
 const MOST: usize = 16;
-/// Of /proc.
+/// Maximum number of processes to read from /proc.
 const MAX_PROCESSES: usize = 1 << 16;
 
-/// Every kernel thread's time since it began.
+/// Times of every kernel thread since its start, by process id.
 pub struct Kernel(BTreeMap<u32, (String, Times)>);
 
-/// Looks at all of them: one small file a process of the machine, and another a kernel thread.
+/// Reads the times of all kernel threads. It reads one small file per process of the machine, and
+/// another one per kernel thread.
 pub fn look() -> Kernel {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -31,11 +33,11 @@ pub fn look() -> Kernel {
 }
 
 impl Kernel {
-    /// What they did since `before` in a window of so many seconds, the busiest first.
+    /// Returns the threads' activity since `before` in a window of `seconds`, the busiest first.
     pub fn since(&self, before: &Kernel, seconds: f64) -> Vec<ThreadTime> {
         let all = self.0.iter().map(|(&pid, (name, now))| {
             let before = before.0.get(&pid).map(|(_, times)| *times);
-            // A younger one that has an older one's number has less.
+            // A lower time means that a new thread has reused the process id.
             let before = before.filter(|before| before.cpu_ns <= now.cpu_ns);
             let before = before.unwrap_or_default();
             let spent = |now: u64, before: u64| now.saturating_sub(before) as f64 / 1e9;

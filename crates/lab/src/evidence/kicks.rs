@@ -1,9 +1,9 @@
-//! How often a guest's virtio drivers kicked: the hits of a probe at the kernel's function that
-//! does. A hit costs the guest a little, the same whoever serves the disk.
+//! Counts the kicks of a guest's virtio drivers with a probe on the kernel's notify function. A hit
+//! costs the guest little, and the same with every server.
 
-/// For the guest's shell: the probe is there from the first window on. It records nothing: its own
-/// instance of the tracer is off, and hits are counted all the same. Without kprobes nothing
-/// happens.
+/// Script for the guest's shell that sets the probe in the first window. The probe records nothing:
+/// its trace instance is off, and hits are counted nevertheless. Without kprobes, the script does
+/// nothing.
 pub const PROBE: &str = "(
 t=/sys/kernel/tracing
 [ -d $t/events ] || mount -t tracefs none $t
@@ -15,10 +15,10 @@ t=/sys/kernel/tracing
 }
 ) >/dev/null 2>&1";
 
-/// For the guest's shell: what is parsed here.
+/// Script for the guest's shell that prints the line for [`parse`].
 pub const PRINT: &str = "grep fathom_kick /sys/kernel/tracing/kprobe_profile 2>/dev/null";
 
-/// The kicks since there is a probe: `  fathom_kick    1024    0`.
+/// Returns the number of kicks since the probe was set, from a line `  fathom_kick    1024    0`.
 pub fn parse(text: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();

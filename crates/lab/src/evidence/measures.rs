@@ -1,10 +1,10 @@
-//! The figures that every cell has beside its experiment's own: what was busy, for how long, and
-//! what a request costs.
+//! The figures that every cell has in addition to those of its experiment: what was busy, for how
+//! long, and the cost of a request.
 
 use fathom_run::evidence::{Evidence, ThreadRole};
 use fathom_run::{Better, Measure, Unit};
 
-/// Threads whose cost is told apart.
+/// Roles of threads whose cost is a separate figure.
 const ROLES: [(ThreadRole, &str); 6] = [
     (ThreadRole::Vcpu, "cpu.vcpu"),
     (ThreadRole::Main, "cpu.main-loop"),
@@ -14,7 +14,7 @@ const ROLES: [(ThreadRole, &str); 6] = [
     (ThreadRole::Kernel, "cpu.kernel-threads"),
 ];
 
-/// What evidence says in figures; nothing of what was not seen.
+/// Converts evidence to figures. Missing evidence has no figure.
 pub fn measures(evidence: &Evidence) -> Vec<Measure> {
     let mut measures = Vec::new();
     guest(evidence, &mut measures);
@@ -81,7 +81,7 @@ fn host(evidence: &Evidence, measures: &mut Vec<Measure>) {
     ));
 }
 
-/// What was counted, of a request.
+/// Adds the counts per request.
 fn counts(evidence: &Evidence, measures: &mut Vec<Measure>) {
     let requests = evidence.load.requests;
     if requests == 0 {

@@ -1,9 +1,9 @@
-//! What is seen around a cell's work from outside: collectors of the host for one window, and the
-//! guest's half of it.
+//! Evidence about a cell's work, observed from outside: collectors on the host for one window, and
+//! the guest's part.
 //!
-//! One file a source, which knows its text; [`Sampler`] reads them at the window's begin and end,
-//! and a few of them in between for figures over time. What is not there (no PSI, no schedstat, a
-//! device without a queue) is left out and never zero.
+//! Each source has one file, which parses its text. [`Sampler`] reads the sources at the window's
+//! begin and end, and some of them in between for figures over time. A missing source (no PSI, no
+//! schedstat, a device without a queue) is left out and never reported as zero.
 
 mod calls;
 mod cgroup;
@@ -35,33 +35,33 @@ pub(crate) use threads::tasks;
 
 use crate::error::{Error, Result};
 
-/// What a [`Sampler`] looks at.
+/// What a [`Sampler`] watches.
 #[derive(Clone, Debug)]
 pub struct Watch {
     pub processes: Vec<Watched>,
-    /// A block device's name in /sys/block, such as [`device_below`] finds.
+    /// Name of the block device in /sys/block, such as [`device_below`] returns.
     pub device: Option<String>,
-    /// Between two samples of figures over time, at first: it doubles when there are too many, or
-    /// when they cost too much.
+    /// Initial interval between two samples of figures over time. It doubles if there are too many
+    /// samples, or if sampling costs too much.
     pub step: Duration,
 }
 
-/// A process to look at.
+/// A process to watch.
 #[derive(Clone, Debug)]
 pub struct Watched {
     pub pid: u32,
     pub kind: Kind,
-    /// Its I/O threads look for work without sleeping.
+    /// Whether the process's I/O threads poll instead of sleeping.
     pub polls: bool,
 }
 
-/// What a process is: how the roles of its threads are told.
+/// Kind of a process, which determines the roles of its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Qemu,
-    /// It serves the disk.
+    /// The disk's server.
     Server,
-    /// It is the load.
+    /// The load.
     Load,
 }
 
@@ -85,7 +85,7 @@ impl Watched {
     }
 }
 
-/// The name of the block device below an image; `None` where there is none, or several.
+/// Returns the name of the block device below an image, or `None` if there is none or several.
 ///
 /// # Errors
 /// When the image cannot be opened.
@@ -94,10 +94,10 @@ pub fn device_below(image: &Path) -> Result<Option<String>> {
     Ok(located.device.map(|device| device.name))
 }
 
-/// The numbers of the block device below an image.
+/// Returns the major and minor number of the block device below an image.
 ///
 /// # Errors
-/// When there is no one device, or it cannot be looked at.
+/// When there is no single device, or its numbers cannot be read.
 pub fn device_numbers(image: &Path) -> Result<(u32, u32)> {
     let unknown = || Error::Unusable {
         path: image.to_owned(),
@@ -111,10 +111,10 @@ pub fn device_numbers(image: &Path) -> Result<(u32, u32)> {
         .ok_or_else(unknown)
 }
 
-/// Of a file of /proc or /sys.
+/// Maximum size of a file of /proc or /sys in bytes.
 const MAX_TEXT: u64 = 4 << 20;
 
-/// The text of a file of /proc or /sys.
+/// Reads a text file of /proc or /sys.
 fn read(path: impl AsRef<Path>) -> io::Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_TEXT).read_to_end(&mut bytes)?;

@@ -1,12 +1,13 @@
-//! /proc/pressure: time in which some task waited for a resource (Documentation/accounting/psi.rst).
+//! Reads /proc/pressure: time in which some task waited for a resource
+//! (Documentation/accounting/psi.rst).
 
 use fathom_run::evidence::Pressure;
 
-/// In us since the machine started: of CPU, I/O and memory.
+/// Microseconds since the machine started, for CPU, I/O and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Totals([u64; 3]);
 
-/// `None` where the kernel does not count it.
+/// Reads the totals. Returns `None` if the kernel does not count them.
 pub fn read() -> Option<Totals> {
     let mut totals = [0; 3];
     for (total, resource) in totals.iter_mut().zip(["cpu", "io", "memory"]) {
@@ -16,7 +17,7 @@ pub fn read() -> Option<Totals> {
     Some(Totals(totals))
 }
 
-/// `some avg10=78.58 avg60=79.33 avg300=60.91 total=362875034`
+/// Parses a line such as `some avg10=78.58 avg60=79.33 avg300=60.91 total=362875034`.
 fn parse(text: &str) -> Option<u64> {
     let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let mut words = some.split_ascii_whitespace();
@@ -26,7 +27,7 @@ fn parse(text: &str) -> Option<u64> {
         .ok()
 }
 
-/// In a window of so many seconds.
+/// Returns the pressure in a window of `seconds`, in percent.
 pub fn between(before: Totals, after: Totals, seconds: f64) -> Pressure {
     let percent = |resource: usize| {
         let us = after.0[resource].saturating_sub(before.0[resource]);

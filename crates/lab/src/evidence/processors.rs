@@ -1,27 +1,28 @@
-//! /proc/stat: what a machine's CPUs did, in ticks since it started (proc_stat(5)).
+//! Parses /proc/stat: a machine's CPU times in ticks since its start (proc_stat(5)).
 
 use fathom_run::evidence::Processors;
 
 pub const PATH: &str = "/proc/stat";
-/// More than any kernel has.
+/// Maximum number of CPUs, more than any kernel supports.
 const MAX_CPUS: usize = 8192;
-/// user, nice, system, idle, iowait, irq, softirq, steal. What follows (guest) is in user and nice.
+/// Number of columns: user, nice, system, idle, iowait, irq, softirq, steal. The following guest
+/// columns are included in user and nice.
 const COLUMNS: usize = 8;
 
-/// One CPU.
+/// Ticks of one CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     number: u32,
     columns: [u64; COLUMNS],
 }
 
-/// The CPUs of a text. Lines that are none are passed over: it may come from a guest.
+/// Parses the CPUs of a text. Other lines are skipped, because the text may come from a guest.
 pub fn parse(text: &str) -> Vec<Cpu> {
     let cpus = text.lines().filter_map(cpu);
     cpus.take(MAX_CPUS).collect()
 }
 
-/// `cpu0 45790 9771 8198 15323 128 0 15 1386 0 0`
+/// Parses a line such as `cpu0 45790 9771 8198 15323 128 0 15 1386 0 0`.
 fn cpu(line: &str) -> Option<Cpu> {
     let mut words = line.split_ascii_whitespace();
     let number = words.next()?.strip_prefix("cpu")?.parse().ok()?;
@@ -32,12 +33,12 @@ fn cpu(line: &str) -> Option<Cpu> {
     Some(Cpu { number, columns })
 }
 
-/// What the CPUs did between two texts; `None` where these are not of one machine, or of the same
-/// instant.
+/// Returns the CPUs' activity between two texts. Returns `None` if the texts have no CPU in common,
+/// or no tick has passed between them.
 pub fn between(before: &[Cpu], after: &[Cpu]) -> Option<Processors> {
     let mut processors = Processors::default();
     for after in after {
-        // One that came or went meanwhile has no window.
+        // A CPU that appeared during the window is skipped.
         let Some(before) = before.iter().find(|one| one.number == after.number) else {
             continue;
         };
@@ -51,7 +52,7 @@ pub fn between(before: &[Cpu], after: &[Cpu]) -> Option<Processors> {
     (!processors.busy.is_empty()).then_some(processors)
 }
 
-/// (running, stolen, all) ticks. Idle and waiting may go back a little (proc_stat(5)).
+/// Returns (running, stolen, all) ticks. Idle and iowait may decrease slightly (proc_stat(5)).
 fn spent(before: &Cpu, after: &Cpu) -> (u64, u64, u64) {
     let mut ticks = [0; COLUMNS];
     for (column, ticks) in ticks.iter_mut().enumerate() {
@@ -63,7 +64,7 @@ fn spent(before: &Cpu, after: &Cpu) -> (u64, u64, u64) {
     (busy, steal, sum(&[busy, steal, idle, iowait]))
 }
 
-/// (running, all) ticks of all CPUs since the machine started.
+/// Returns (running, all) ticks of all CPUs since the machine started.
 pub fn total(cpus: &[Cpu]) -> (u64, u64) {
     let zero = Cpu {
         number: 0,
@@ -83,8 +84,8 @@ mod tests {
         cpu0 45790 9771 8198 15323 128 0 15 1386 0 0\n\
         cpu1 46325 10637 9066 12209 615 0 231 1426 0 0\n\
         intr 680792 0 0 0\nctxt 808089\nbtime 1795395917\n";
-    /// 100 ticks later: CPU 0 has run for 60, of them 10 in interrupts, lost 15, and waited for I/O
-    /// for 5; CPU 1 was idle, and its iowait went back.
+    /// 100 ticks later. CPU 0 has run for 60, of them 10 in interrupts, lost 15, and waited for I/O
+    /// for 5. CPU 1 was idle, and its iowait has decreased.
     const AFTER: &str = "cpu  0 0 0 0 0 0 0 0 0 0\n\
         cpu0 45820 9771 8218 15343 133 4 21 1401 30 0\n\
         cpu1 46325 10637 9066 12309 614 0 231 1426 0 0\n";

@@ -1,4 +1,4 @@
-//! Looking at the host at a window's begin and end, and now and then in between.
+//! Samples the host at a window's begin and end, and regularly in between.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -17,30 +17,31 @@ use super::threads::Threads;
 use super::{Kind, Watch, Watched, cgroup, device, exits, pressure};
 use crate::error::{Context, Result};
 
-/// A step takes at least so many times what a sample costs of CPU time: sampling is not to be
-/// what limits.
+/// Minimum ratio of the step to the CPU time of a sample, so that sampling does not limit the load.
 const COST: u32 = 100;
-/// The shortest step.
+/// Minimum step.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Looks at the host from [`Sampler::start`] to [`Sampler::stop`].
+/// Samples the host from [`Sampler::start`] to [`Sampler::stop`].
 ///
-/// Both read each file of `Watch` once, and those of the kernel's threads: some ms on a machine
-/// with hundreds of processes, outside the window. In between a thread reads one small file for
-/// each watched thread, /proc/stat and the device's: about 10 us a file, and less than 1 % of one
-/// CPU in all, since its step doubles where it would be more. ([`Calls`] says what it costs.)
+/// Both calls read each file of `Watch` once, and those of the kernel threads. They take some
+/// milliseconds on a machine with hundreds of processes, outside of the window. In between, a
+/// thread reads one small file per watched thread, /proc/stat and the device's file. Each file
+/// takes about 10 us, and the total is less than 1 % of one CPU, because the step doubles if a
+/// sample costs more. [`Calls`] states its own cost.
 pub struct Sampler {
     orders: Sender<Order>,
     thread: JoinHandle<Window>,
 }
 
-/// What the sampling thread is told.
+/// A command for the sampling thread.
 enum Order {
     Watch(Watched),
     End,
 }
 
-/// Tells a [`Sampler`] of processes that begin within its window. After its end nobody listens.
+/// Adds processes that start within the window of a [`Sampler`]. After the window, they are
+/// ignored.
 #[derive(Clone)]
 pub struct Newcomers(Sender<Order>);
 
@@ -50,13 +51,13 @@ impl Newcomers {
     }
 }
 
-/// One window.
+/// State of one window.
 struct Window {
     threads: Threads,
     kernel: Kernel,
     groups: Vec<cgroup::Group>,
     device: Option<String>,
-    /// QEMU's process, if there is one.
+    /// Process id of QEMU, if there is one.
     vmm: Option<u32>,
     calls: Calls,
     instructions: instructions::Count,
@@ -64,7 +65,7 @@ struct Window {
     history: History,
 }
 
-/// What is compared of the window's two ends.
+/// Counters at one end of the window.
 struct Snapshot {
     at: Instant,
     host: Vec<Cpu>,
@@ -75,7 +76,7 @@ struct Snapshot {
 }
 
 impl Sampler {
-    /// Begins a window.
+    /// Starts a window.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -87,7 +88,7 @@ impl Sampler {
             loop {
                 let step = window.history.step();
                 let passed = window.begin.at.elapsed();
-                // At multiples of the step, whatever the last sample took.
+                // The next multiple of the step, independent of the duration of the last sample.
                 let part = passed.as_nanos() % step.as_nanos().max(1);
                 let wait = step.saturating_sub(Duration::from_nanos(part as u64));
                 match ordered.recv_timeout(wait) {
@@ -101,15 +102,15 @@ impl Sampler {
         Ok(Sampler { orders, thread })
     }
 
-    /// For processes that are not there yet: all of what they do is within the window.
+    /// Returns a handle that adds processes during the window. All of their CPU time counts.
     pub fn newcomers(&self) -> Newcomers {
         Newcomers(self.orders.clone())
     }
 
-    /// Ends the window. Of the evidence there is what the host shows: its processors, threads,
-    /// control groups, pressure and the device; the rest is for those who know it.
+    /// Ends the window. The evidence has what the host shows: processors, threads, control groups,
+    /// pressure and the device. The caller adds the rest.
     pub fn stop(self) -> (Evidence, Vec<Series>) {
-        let _ = self.orders.send(Order::End); // a thread that panicked tells below
+        let _ = self.orders.send(Order::End); // a panic of the thread is propagated below
         let window = self.thread.join();
         window
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -120,7 +121,7 @@ impl Sampler {
 impl Window {
     fn begin(watch: Watch) -> Window {
         let kernel = kernel::look();
-        // Newcomers are this process's children, and in its group.
+        // Processes that are added later are children of this process, and in its groups.
         let pids = watch.processes.iter().map(|one| one.pid);
         let groups = cgroup::limited(pids.chain([std::process::id()]));
         let vmm = watch.processes.iter().find(|one| one.kind == Kind::Qemu);
@@ -224,7 +225,7 @@ fn read_processors() -> Vec<Cpu> {
     processors::parse(&text)
 }
 
-/// The counters at an instant of the window.
+/// Returns the counters at an instant of the window.
 fn point(
     begin: &Snapshot,
     host: &[Cpu],

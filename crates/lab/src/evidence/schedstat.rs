@@ -1,17 +1,17 @@
-//! /proc/PID/task/TID/schedstat, or stat where the kernel has none: a thread's time on a CPU, and
-//! waiting for one.
+//! Reads /proc/PID/task/TID/schedstat, or stat if the kernel has no schedstat: a thread's time on a
+//! CPU and its time waiting for one.
 
 use rustix::param::clock_ticks_per_second;
 
-/// Since the thread began.
+/// Times since the thread's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     pub cpu_ns: u64,
-    /// Ready to run, and not run. The kernel adds a wait when it has ended.
+    /// Time ready to run but not running. The kernel adds a wait at its end.
     pub waiting_ns: Option<u64>,
 }
 
-/// `None`: it has ended. `task` is its folder.
+/// Reads a thread's times. `task` is its folder in /proc. Returns `None` if the thread has ended.
 pub fn read(task: &str) -> Option<Times> {
     let exact = super::read(format!("{task}/schedstat")).ok();
     exact.and_then(|text| parse(&text)).or_else(|| {
@@ -20,7 +20,8 @@ pub fn read(task: &str) -> Option<Times> {
     })
 }
 
-/// `2447477 4757141 2`: ns on a CPU, ns waiting, turns. All zero where the kernel does not count.
+/// Parses `2447477 4757141 2`: ns on a CPU, ns waiting, number of runs. All are zero if the kernel
+/// does not count.
 fn parse(text: &str) -> Option<Times> {
     let mut words = text.split_ascii_whitespace().map(str::parse::<u64>);
     let mut next = || words.next()?.ok();
@@ -32,7 +33,7 @@ fn parse(text: &str) -> Option<Times> {
     (turns > 0).then_some(times)
 }
 
-/// What is used of proc_pid_stat(5).
+/// The fields used of proc_pid_stat(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
     pub name: String,
@@ -44,11 +45,11 @@ pub struct Stat {
 const KERNEL: u64 = 0x0020_0000;
 
 impl Stat {
-    /// `358 (a name) S 356 ...`: the name may have anything in it, parentheses too.
+    /// Parses `358 (a name) S 356 ...`. The name may hold any character, also parentheses.
     pub fn parse(text: &str) -> Option<Stat> {
         let (front, rest) = text.rsplit_once(')')?;
         let (_, name) = front.split_once('(')?;
-        // From the third field, which is the state.
+        // The first of these fields is field 3, the state.
         let fields: Vec<&str> = rest.split_ascii_whitespace().take(13).collect();
         let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
         Some(Stat {
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn this_thread_has_run() {
-        // The kernel counts at ticks, at which this thread must run.
+        // The kernel counts at ticks, so this thread must run until the next one.
         let deadline = fathom_testing::Deadline::new("CPU time of this thread");
         while read("/proc/thread-self").unwrap().cpu_ns == 0 {
             deadline.check();

@@ -1,5 +1,5 @@
-//! The threads of the watched processes. Of a thread that begins within the window, its whole life is in the window. A thread
-//! that ends within the window is counted until it was last seen.
+//! Times of the watched processes' threads. A thread that starts within the window is counted from
+//! its start. A thread that ends within the window is counted until it was last seen.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,8 @@ use crate::attach::{server_threads, threads_of};
 
 /// Maximum number of threads of all processes together, over the window.
 const MAX_THREADS: usize = 4096;
-/// A thread gives itself a name when it begins to run. Therefore its name is read again until the thread has run this long.
+/// CPU time up to which a thread's name is read again, in nanoseconds. A thread sets its name
+/// shortly after its start.
 const YOUNG_NS: u64 = 1_000_000;
 /// Prefix of the name of an io_uring thread that polls for submissions (IORING_SETUP_SQPOLL).
 const SQPOLL: &str = "iou-sqp-";
@@ -29,10 +30,10 @@ struct Seen {
     thread: Thread,
     role: ThreadRole,
     polls: bool,
-    /// When the window began, or the thread.
+    /// Times at the window's begin or at the thread's start, whichever is later.
     begin: Times,
     last: Times,
-    /// Times of earlier threads with the same number.
+    /// Times of earlier threads with the same id.
     before: Times,
     /// The thread's time on a CPU when its name was last read.
     named_ns: u64,
@@ -47,7 +48,7 @@ impl Threads {
         }
     }
 
-    /// Adds a process that has begun since the window's begin.
+    /// Adds a process that has started since the window's begin.
     pub fn watch(&mut self, process: Watched) {
         self.watched.push(process);
     }
@@ -112,7 +113,8 @@ impl Threads {
         }
     }
 
-    /// Those that serve the disks: the servers', or QEMU's where there are none.
+    /// Returns the threads that serve the disks: those of the servers, or QEMU's if there is no
+    /// server.
     pub fn serving(&self) -> impl Iterator<Item = u32> {
         let servers = self.watched.iter().filter(|one| one.kind == Kind::Server);
         let servers: Vec<u32> = servers.map(|one| one.pid).collect();
@@ -125,15 +127,15 @@ impl Threads {
             .map(|one| one.thread.tid)
     }
 
-    /// The guest's virtual CPUs.
+    /// Returns the guest's vCPU threads.
     pub fn vcpus(&self) -> impl Iterator<Item = u32> {
         let all = self.seen.values();
         all.filter(|one| one.role == ThreadRole::Vcpu)
             .map(|one| one.thread.tid)
     }
 
-    /// Of all I/O threads and workers, since the window's begin: seconds on a CPU. `None`: there
-    /// are none.
+    /// Returns the CPU seconds of all I/O threads and workers since the window's begin, or `None`
+    /// if there are none.
     pub fn workers(&self) -> Option<f64> {
         let workers = self.seen.values().filter(|one| one.role == ThreadRole::Io);
         workers
@@ -141,7 +143,7 @@ impl Threads {
             .reduce(|sum, one| sum + one)
     }
 
-    /// Every thread's part of the window, which ended when they were last looked at.
+    /// Returns every thread's times in the window, up to the last [`look`](Self::look).
     pub fn times(&mut self) -> Vec<ThreadTime> {
         for watched in self.watched.clone() {
             self.rename(&watched);
@@ -186,7 +188,7 @@ impl Seen {
 
     fn goes_on(&mut self, now: Times) {
         if now.cpu_ns < self.last.cpu_ns {
-            // Its number belongs to a new thread.
+            // The thread id now belongs to a new thread.
             self.before = self.spent();
             self.begin = now.zero();
         }
@@ -197,7 +199,7 @@ impl Seen {
         let since =
             |last: u64, begin: u64, before: u64| last.saturating_sub(begin).saturating_add(before);
         let (last, begin, before) = (self.last, self.begin, self.before);
-        // Nothing is counted of a thread that has not run yet.
+        // A thread that has not run yet has no counter of waiting time.
         let waiting = last.waiting_ns.map(|last| {
             let (begin, before) = (begin.waiting_ns, before.waiting_ns);
             since(last, begin.unwrap_or(0), before.unwrap_or(0))
@@ -210,7 +212,7 @@ impl Seen {
 }
 
 impl Times {
-    /// What such a thread began with.
+    /// Returns the times of such a thread at its start.
     fn zero(self) -> Times {
         Times {
             cpu_ns: 0,
@@ -219,7 +221,7 @@ impl Times {
     }
 }
 
-/// The numbers of a process's threads.
+/// Returns the ids of a process's threads.
 pub fn tasks(pid: u32) -> Vec<u32> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()
