@@ -1,4 +1,4 @@
-//! What a machine is built on, and the firmware that starts it.
+//! QEMU's machine types, and the firmware that starts a machine.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,22 +9,22 @@ use crate::tracers;
 use crate::words::words;
 
 words! {
-    /// QEMU's type of machine.
+    /// QEMU's machine type.
     pub enum Board {
-        /// The PC of 1996, with a PCI bus.
+        /// The i440FX PC of 1996, with a PCI bus.
         Pc = "pc",
-        /// The PC of 2009, with PCI Express.
+        /// The Q35 PC of 2009, with PCI Express.
         Q35 = "q35",
-        /// No PCI, but for virtio's devices in memory: what starts fastest.
+        /// No PCI; virtio devices use MMIO. It starts the fastest.
         Microvm = "microvm",
     }
 }
 
 words! {
-    /// What runs before a kernel that QEMU has loaded.
+    /// Firmware that runs before a kernel that QEMU has loaded.
     pub enum Firmware {
         SeaBios = "seabios",
-        /// No drivers, no menus: it starts the kernel and nothing else.
+        /// Without drivers and menus: it only starts the kernel.
         Qboot = "qboot",
         /// UEFI.
         Ovmf = "ovmf",
@@ -32,11 +32,11 @@ words! {
 }
 
 const QBOOT: &[&str] = &["/usr/share/qemu/qboot.rom", "/usr/share/qemu-kvm/qboot.rom"];
-/// With its variables in the same file: what a guest writes there is lost.
+/// Images with the variables in the same file: what a guest writes to them is lost.
 const OVMF: &[&str] = &["/usr/share/qemu/OVMF.fd", "/usr/share/ovmf/OVMF.fd"];
 
 impl Board {
-    /// For `-machine`, with the memory that the machine has.
+    /// Returns the value of `-machine`, which includes the machine's memory backend.
     pub(super) fn option(self) -> &'static str {
         match self {
             Board::Pc => "pc,memory-backend=memory,usb=off,vmport=off,graphics=off",
@@ -45,7 +45,7 @@ impl Board {
         }
     }
 
-    /// A device as this machine has it, from what it is on a PCI bus.
+    /// Converts the options of a PCI device to those of the machine's kind of device.
     pub(super) fn device(self, on_pci: OsString) -> OsString {
         let text = match (self, on_pci.to_str()) {
             (Board::Microvm, Some(text)) => text,
@@ -61,8 +61,8 @@ impl Board {
         all.collect::<Vec<_>>().join(",").into()
     }
 
-    /// What the guest's kernel must load to see the machine's virtio devices, beyond what every guest
-    /// does.
+    /// Returns the additional modules that the guest's kernel needs for the machine's virtio
+    /// devices.
     pub(super) fn modules(self) -> &'static [&'static str] {
         match self {
             Board::Pc | Board::Q35 => &[],
@@ -70,15 +70,15 @@ impl Board {
         }
     }
 
-    /// What the guest's kernel has to be told.
+    /// Returns an additional word for the guest's kernel command line.
     pub(super) fn kernel_word(self, accelerator: Accelerator) -> Option<String> {
-        // There is no clock but the PIT, which an emulated kernel that is held up for a moment cannot
-        // measure its TSC by; then it hangs. Its TSC is this machine's.
+        // The only clock is the PIT. An emulated kernel that is delayed for a moment cannot
+        // calibrate its TSC with it, and hangs. The guest's TSC has the host's frequency.
         (self == Board::Microvm && accelerator == Accelerator::Tcg)
             .then(|| format!("tsc_early_khz={}", tracers::tsc_khz()))
     }
 
-    /// What firmware QEMU gives it if nobody asks.
+    /// Returns QEMU's default firmware of the machine.
     pub fn firmware(self) -> Firmware {
         match self {
             Board::Pc | Board::Q35 => Firmware::SeaBios,
@@ -88,10 +88,11 @@ impl Board {
 }
 
 impl Firmware {
-    /// The file, for `-bios`. `None`: it comes with QEMU, under a name that each machine knows.
+    /// Returns the file for `-bios`. Returns `None` if QEMU includes the firmware under a name that
+    /// each machine knows.
     ///
     /// # Errors
-    /// When it is not installed.
+    /// When the firmware is not installed.
     pub fn file(self) -> Result<Option<PathBuf>> {
         match self {
             Firmware::SeaBios => Ok(None),

@@ -1,46 +1,46 @@
-//! What a guest sees a disk of QEMU's on.
+//! Buses and device types by which a guest sees QEMU's disks.
 
 use crate::words::words;
 
 words! {
-    /// What a guest sees a disk on.
+    /// The bus or device type by which a guest sees a disk.
     pub enum Bus {
         VirtioBlk = "virtio-blk",
         VirtioScsi = "virtio-scsi",
-        /// The PIIX3's, which takes one request at a time.
+        /// The PIIX3's controller, which takes one request at a time.
         Ide = "ide",
-        /// SATA: the ICH9's.
+        /// SATA: the ICH9's controller.
         Ahci = "ahci",
         Nvme = "nvme",
     }
 }
 
-/// The PIIX3's IDE controller, which the machine has itself.
+/// PCI address of the PIIX3's IDE controller, which is part of the machine.
 pub(super) const IDE_ADDRESS: &str = "01.1";
 
-/// A disk's name and place on QEMU's command line.
+/// A disk's identity and address on QEMU's command line.
 pub(super) struct Place<'a> {
     pub id: &'a str,
-    /// Of the PCI bus.
+    /// Slot on the PCI bus.
     pub slot: u8,
-    /// `,bootindex=N`, or nothing.
+    /// `,bootindex=N`, or empty.
     pub order: &'a str,
-    /// More properties of the device that has the queues, each after a comma.
+    /// Additional properties of the device that has the queues, each with a comma before it.
     pub more: &'a str,
 }
 
 impl Bus {
-    /// Its devices are virtio's, with what these have: an ioeventfd, event indices, packed rings.
+    /// Returns whether the device is virtio, with an ioeventfd, event indices and packed rings.
     pub fn is_virtio(self) -> bool {
         matches!(self, Bus::VirtioBlk | Bus::VirtioScsi)
     }
 
-    /// A guest can have several queues to a disk.
+    /// Returns whether a guest can have several queues to a disk.
     pub fn has_queues(self) -> bool {
         !matches!(self, Bus::Ide | Bus::Ahci)
     }
 
-    /// The guest's drivers, as names of kernel modules, beyond those of every guest.
+    /// Returns the additional kernel modules of the guest's drivers.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Bus::VirtioBlk => &[],
@@ -51,17 +51,17 @@ impl Bus {
         }
     }
 
-    /// A word for the guest's kernel.
+    /// Returns an additional word for the guest's kernel command line.
     pub fn kernel_word(self) -> Option<&'static str> {
         match self {
-            // Else the guest's disk is not the device itself but a path to it, without a scheduler.
+            // Otherwise the guest's disk is a multipath device without a scheduler.
             Bus::Nvme => Some("nvme_core.multipath=0"),
             _ => None,
         }
     }
 
-    /// QEMU's devices for a disk whose drive is `ID-file`: the one that has queues, and the disk where
-    /// that is another.
+    /// Returns QEMU's devices for a disk whose drive is `ID-file`: the one that has the queues, and
+    /// the disk if that is a separate device.
     pub(super) fn devices(self, place: &Place, queues: Option<u16>) -> (String, Option<String>) {
         let Place {
             id,

@@ -1,4 +1,4 @@
-//! Disks of a machine, as QEMU's command line says them.
+//! Disks of a machine, and their options on QEMU's command line.
 
 use std::path::{Path, PathBuf};
 
@@ -12,26 +12,26 @@ use crate::words::words;
 
 const FIRST_DISK_SLOT: u8 = 4;
 
-/// How the machine's QEMU reaches a disk.
+/// How the machine's QEMU accesses a disk.
 #[derive(Debug, Clone)]
 pub enum Attach {
     /// Served by another process over a vhost-user socket.
     VhostUser {
-        /// The server's socket.
+        /// Path of the server's socket.
         socket: PathBuf,
-        /// Request queues; QEMU chooses one per CPU when not given.
+        /// Number of request queues. If `None`, QEMU chooses one per CPU.
         queues: Option<u16>,
-        /// Connect again when the server goes away.
+        /// Whether QEMU reconnects when the server exits.
         reconnect: bool,
     },
     /// A raw file opened by QEMU itself.
     Raw(PathBuf),
-    /// An image served by QEMU, in the way that is to be measured.
+    /// An image served by QEMU in a configurable way.
     Qemu(QemuDisk),
 }
 
 words! {
-    /// How QEMU reads and writes an image.
+    /// Asynchronous I/O engine with which QEMU reads and writes an image.
     pub enum Aio {
         IoUring = "io_uring",
         Native = "native",
@@ -40,7 +40,7 @@ words! {
 }
 
 words! {
-    /// What an image's file is.
+    /// Format of an image file.
     pub enum Format {
         Raw = "raw",
         Qcow2 = "qcow2",
@@ -54,40 +54,41 @@ pub struct QemuDisk {
     /// A file, a block device, or the URI of an NBD server's export.
     pub image: PathBuf,
     pub format: Format,
-    /// What the guest sees the disk on.
+    /// The bus or device type that the guest sees.
     pub bus: Bus,
-    /// How QEMU reads and writes it.
+    /// QEMU's asynchronous I/O engine for the image.
     pub aio: Aio,
     /// QEMU's cache mode: `none`, `writeback`, ...
     pub cache: String,
-    /// The guest cannot write.
+    /// Whether the guest can only read.
     pub read_only: bool,
-    /// Which of QEMU's threads serve it.
+    /// The QEMU threads that serve the disk.
     pub serving: Serving,
-    /// Request queues, of buses that have several; QEMU chooses one per CPU when not given.
+    /// Number of request queues, for buses with several. If `None`, QEMU chooses one per CPU.
     pub queues: Option<u16>,
 }
 
-/// Which of QEMU's threads serve a disk.
+/// The QEMU threads that serve a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Serving {
     /// The main loop.
     Main,
-    /// An I/O thread of its own.
+    /// A separate I/O thread.
     Thread {
-        /// How many nanoseconds it polls before it sleeps; QEMU's default with `None`.
+        /// Maximum polling time before the thread sleeps, in nanoseconds. If `None`, QEMU's
+        /// default.
         polling: Option<u32>,
     },
-    /// Several I/O threads, over which the queues are spread.
+    /// Several I/O threads, to which the queues are distributed.
     Mapped {
         threads: u16,
-        /// Likewise.
+        /// Maximum polling time before a thread sleeps, in nanoseconds. If `None`, QEMU's default.
         polling: Option<u32>,
     },
 }
 
 impl QemuDisk {
-    /// A disk of the main loop's that the guest cannot write.
+    /// Returns a read-only raw disk on virtio-blk that QEMU's main loop serves.
     pub fn read_only(image: &Path) -> Self {
         Self {
             image: image.to_owned(),
@@ -105,16 +106,16 @@ impl QemuDisk {
 /// One disk of a machine.
 #[derive(Debug, Clone)]
 pub struct Disk {
-    /// QEMU's id for the device.
+    /// QEMU's id of the device.
     pub id: String,
-    /// How QEMU reaches it.
+    /// How QEMU accesses the disk.
     pub attach: Attach,
-    /// More properties of the device, such as `disable-legacy=on`.
+    /// Additional properties of the device, such as `disable-legacy=on`.
     pub properties: Vec<String>,
 }
 
 impl Disk {
-    /// A vhost-user disk with as many queues as QEMU chooses, and no reconnecting.
+    /// Returns a vhost-user disk with QEMU's default number of queues and without reconnection.
     pub fn vhost_user(id: &str, socket: &Path) -> Self {
         let socket = socket.to_owned();
         let attach = Attach::VhostUser {
@@ -129,7 +130,7 @@ impl Disk {
         }
     }
 
-    /// A disk that QEMU serves.
+    /// Returns a disk that QEMU serves.
     pub fn qemu(id: &str, disk: QemuDisk) -> Self {
         Self {
             id: id.to_owned(),
@@ -147,7 +148,7 @@ impl Disk {
         self
     }
 
-    /// Lets QEMU connect again when a vhost-user server goes away.
+    /// Makes QEMU reconnect when a vhost-user server exits.
     #[must_use]
     pub fn with_reconnect(mut self) -> Self {
         if let Attach::VhostUser { reconnect, .. } = &mut self.attach {
@@ -163,7 +164,7 @@ impl Disk {
         self
     }
 
-    /// What the guest sees it on.
+    /// Returns the bus or device type that the guest sees.
     pub(crate) fn bus(&self) -> Bus {
         match &self.attach {
             Attach::Qemu(disk) => disk.bus,
@@ -171,7 +172,7 @@ impl Disk {
         }
     }
 
-    /// Where the guest finds the `index`th disk: PCI slot and function.
+    /// Returns the guest's PCI address of the `index`th disk: slot and function.
     pub(crate) fn address(&self, index: usize) -> String {
         match self.bus() {
             Bus::Ide => super::bus::IDE_ADDRESS.to_owned(),
@@ -179,7 +180,7 @@ impl Disk {
         }
     }
 
-    /// The PCI slot of the `index`th disk.
+    /// Returns the PCI slot of the `index`th disk.
     pub(crate) fn slot(index: usize) -> u8 {
         let index = u8::try_from(index).expect("the number of disks is checked");
         FIRST_DISK_SLOT + index
@@ -189,7 +190,7 @@ impl Disk {
 pub(super) fn push(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) -> Result<()> {
     let id = &disk.id;
     let slot = Disk::slot(index);
-    // With a kernel given, QEMU itself is the first in the boot order.
+    // If a kernel is given, QEMU boots it before any disk.
     let order = if boot == Boot::Kernel {
         String::new()
     } else {
@@ -248,7 +249,7 @@ fn push_qemu(args: &mut Arguments, disk: &QemuDisk, place: &Place) {
     let path = comma_safe(&disk.image);
     let (id, format) = (place.id, disk.format);
     let (aio, cache) = (disk.aio.name(), &disk.cache);
-    // What a guest discards is given back, as Fathom and qemu-storage-daemon do.
+    // Discards are passed to the image, as Fathom and qemu-storage-daemon do.
     let access = match disk.read_only {
         true => "readonly=on",
         false => "discard=unmap",
@@ -284,8 +285,9 @@ fn push_thread(args: &mut Arguments, name: &str, polling: Option<u32>) {
     args.option("-object", format!("iothread,id={name}{polling}"));
 }
 
-/// The same device with its queues spread over threads, which only JSON can say. There, switches
-/// and numbers have types of their own; but for those of three values, which are words.
+/// Converts a device's options to JSON, which is the only syntax that can distribute its queues to
+/// threads. In JSON, switches are booleans and numbers are numbers, except for properties with
+/// three values, which are strings.
 fn mapped(device: &str, threads: &[String]) -> String {
     const WORDS: &[&str] = &["disable-legacy", "addr", "id", "drive"];
     let property = |text: &str| {
@@ -306,7 +308,7 @@ fn mapped(device: &str, threads: &[String]) -> String {
     Value::Object(object).to_string()
 }
 
-/// QEMU 9.2 brought milliseconds; later ones dropped the seconds.
+/// QEMU 9.2 added the option in milliseconds; later versions removed the one in seconds.
 fn reconnect_option(version: (u32, u32)) -> &'static str {
     if version >= (9, 2) {
         ",reconnect-ms=200"
@@ -397,7 +399,7 @@ mod tests {
             said(Bus::Nvme),
             own("-device nvme,drive=d-file,id=d,addr=5,serial=d,max_ioqpairs=2")
         );
-        // The machine has its IDE controller itself.
+        // The machine has an IDE controller of its own.
         let (address, devices) = said(Bus::Ide);
         assert_eq!(address, "01.1");
         assert_eq!(devices, "-device ide-hd,drive=d-file,id=d,bus=ide.0");

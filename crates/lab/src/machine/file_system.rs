@@ -1,4 +1,4 @@
-//! File systems of guests.
+//! File systems that guests use.
 
 use crate::words::words;
 
@@ -14,7 +14,7 @@ words! {
 }
 
 impl FileSystem {
-    /// This machine's program that makes it.
+    /// Returns the program on this machine that creates the file system.
     pub fn maker(self) -> &'static str {
         match self {
             FileSystem::Ext4 | FileSystem::Ext3 | FileSystem::Ext2 => "mke2fs",
@@ -23,7 +23,8 @@ impl FileSystem {
         }
     }
 
-    /// The guest's module, beyond those that every guest has; ext4's serves its predecessors.
+    /// Returns the additional module of the guest's kernel. The ext4 module also handles ext3 and
+    /// ext2.
     pub fn module(self) -> Option<&'static str> {
         match self {
             FileSystem::Ext4 | FileSystem::Ext3 | FileSystem::Ext2 => None,
@@ -32,8 +33,9 @@ impl FileSystem {
         }
     }
 
-    /// Its maker's options: it asks nothing, and gives none of the disk's blocks back. Where the
-    /// inode tables of ext4 are left for later, its kernel would write them in the background.
+    /// Returns the options of the program that creates the file system. It asks no questions and
+    /// discards no blocks. If `leaves_inodes`, ext4's inode tables stay uninitialised, and the
+    /// guest's kernel writes them in the background.
     pub fn options(self, leaves_inodes: bool) -> String {
         let lazy = u8::from(leaves_inodes);
         match self {
@@ -44,7 +46,7 @@ impl FileSystem {
         }
     }
 
-    /// Makes it, in a guest's shell.
+    /// Returns the command for a guest's shell that creates the file system.
     pub fn make(self, device: &str, leaves_inodes: bool) -> String {
         let maker = match self.maker() {
             "mke2fs" => "mkfs.ext4", // as guests call it
