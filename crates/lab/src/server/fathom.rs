@@ -1,4 +1,4 @@
-//! `fathom serve`.
+//! Starts `fathom serve`.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,11 @@ use crate::error::{Context, Result};
 use crate::machine::Format;
 
 impl Server {
-    /// Starts `fathom serve DISK --vhost-user DIR/NAME.sock --api DIR/NAME.api ARGS` and
-    /// waits until its socket listens. `disk` is a path, or `memory:SIZE` or `null:SIZE`.
+    /// Starts `fathom serve DISK --vhost-user DIR/NAME.sock --api DIR/NAME.api ARGS` and waits
+    /// until its socket listens. `disk` is a path, or `memory:SIZE` or `null:SIZE`.
     ///
     /// # Errors
-    /// When it does not start; the error has the end of what it said.
+    /// When the server does not start; the error has the last lines of its log.
     pub fn fathom(
         binary: &Path,
         dir: &Path,
@@ -29,11 +29,11 @@ impl Server {
         Self::start("fathom serve", command, dir, name, socket, Some(api))
     }
 
-    /// Starts `fathom serve --config DIR/NAME.toml` with `config` in that file, and waits until the
-    /// last of its disks' sockets, in their order, listens.
+    /// Starts `fathom serve --config DIR/NAME.toml` with `config` in that file. Waits until the
+    /// socket `last` listens, which must be that of the last disk in the configuration.
     ///
     /// # Errors
-    /// When it does not start; the error has the end of what it said.
+    /// When the server does not start; the error has the last lines of its log.
     pub fn fathom_configured(
         binary: &Path,
         dir: &Path,

@@ -1,4 +1,4 @@
-//! Who serves a guest's disk: one file a kind, one list of them.
+//! Servers of a guest's disk. Each kind has one file, and one list has all kinds.
 
 mod fathom;
 mod process;
@@ -25,45 +25,47 @@ pub enum Kind {
     Qemu,
     /// QEMU itself, in its main loop.
     QemuMain,
-    /// The same without ioeventfd: a vCPU that kicks runs QEMU's code before it goes on.
+    /// QEMU's main loop without ioeventfd: a vCPU that kicks runs QEMU's code before it resumes the
+    /// guest.
     QemuNoIoeventfd,
-    /// QEMU's own virtio-blk or virtio-scsi, its queues spread over I/O threads.
+    /// QEMU's own virtio-blk or virtio-scsi, with its queues distributed to I/O threads.
     QemuMapped,
     /// qemu-storage-daemon, over vhost-user.
     Qsd,
-    /// Whoever listens on a vhost-user socket.
+    /// An already running server that listens on this vhost-user socket.
     Socket(PathBuf),
 }
 
-/// A disk to be served, by whomever.
+/// Specification of a disk, for every kind of server.
 #[derive(Clone, Debug)]
 pub struct Spec<'a> {
-    /// This program.
+    /// Path of the `fathom` program.
     pub fathom: &'a Path,
-    /// For sockets and logs.
+    /// Folder for sockets and logs.
     pub dir: &'a Path,
-    /// QEMU's id for the disk.
+    /// QEMU's id of the disk.
     pub name: &'a str,
     /// A file, a block device, or the URI of an NBD server's export.
     pub image: &'a Path,
     pub format: Format,
-    /// What the guest sees it on.
+    /// The bus or device type that the guest sees.
     pub bus: Bus,
     pub aio: Aio,
     /// QEMU's cache mode: `none`, `writeback`, `writethrough`, ...
     pub cache: &'a str,
     pub queues: u16,
-    /// I/O threads of a server that can have several; as many as it has by itself when not given.
+    /// Number of I/O threads, for a server that can have several. If `None`, the server's default.
     pub threads: Option<u16>,
-    /// Poll before sleeping, as the server does by default.
+    /// Whether the server polls before it sleeps, in its default way.
     pub poll: bool,
-    /// More options of `fathom serve`.
+    /// Additional options of `fathom serve`.
     pub options: Vec<String>,
-    /// More properties of QEMU's device.
+    /// Additional properties of QEMU's device.
     pub properties: Vec<String>,
 }
 
-/// A raw image on virtio-blk with one queue, past the page cache; it has no name and no place.
+/// A raw image on virtio-blk with one queue and without the page cache. Its paths and name are
+/// empty.
 impl Default for Spec<'_> {
     fn default() -> Self {
         Spec {
@@ -84,23 +86,23 @@ impl Default for Spec<'_> {
     }
 }
 
-/// A disk with its server.
+/// A disk and its server.
 #[derive(Debug)]
 pub struct Served {
-    /// For the machine.
+    /// The disk to add to the machine.
     pub disk: Disk,
-    /// None where QEMU itself serves, or somebody who runs already.
+    /// The started server. `None` if QEMU itself or an already running server serves the disk.
     pub server: Option<Server>,
 }
 
 const SOCKET: &str = "socket:";
-/// How the kinds are said that the lab starts itself.
+/// Words of the kinds that the lab starts itself.
 pub const OWN_FORM: &str = "fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd";
-/// How all kinds are said.
+/// Words of all kinds.
 pub const FORM: &str = "fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd, socket:PATH";
 
 impl Kind {
-    /// All that have a word of their own.
+    /// All kinds without a parameter.
     pub const ALL: [Kind; 6] = [
         Kind::Fathom,
         Kind::Qemu,
@@ -122,7 +124,7 @@ impl Kind {
         }
     }
 
-    /// Whether QEMU itself serves.
+    /// Returns whether QEMU itself serves the disk.
     pub fn is_in_qemu(&self) -> bool {
         match self {
             Kind::Qemu | Kind::QemuMain | Kind::QemuNoIoeventfd | Kind::QemuMapped => true,
@@ -130,10 +132,11 @@ impl Kind {
         }
     }
 
-    /// What can be said before anything is started.
+    /// Checks the specification before anything is started.
     ///
     /// # Errors
-    /// When the spec asks for what this kind does not have, or this machine lacks it.
+    /// When this kind does not support the specification, or this machine lacks what the kind
+    /// needs.
     pub fn check(&self, spec: &Spec) -> Result<()> {
         let bad = |what: String| Err(Error::Protocol(format!("{what}: not with --disk {self}")));
         if *self != Kind::Fathom && !spec.options.is_empty() {
@@ -159,10 +162,10 @@ impl Kind {
         }
     }
 
-    /// Starts the server, if that is a process of its own.
+    /// Starts the server, if this kind has a separate process.
     ///
     /// # Errors
-    /// When it does not start; the error has the end of what it said.
+    /// When the server does not start; the error has the last lines of its log.
     pub fn serve(&self, spec: &Spec) -> Result<Served> {
         let queues = spec.queues;
         let vhost_user = |socket: &Path| Disk::vhost_user(spec.name, socket).with_queues(queues);

@@ -1,4 +1,4 @@
-//! A disk server that is a process of its own.
+//! A disk server in a separate process.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a program that will listen on `DIR/NAME.sock`, and waits until it does. Its log and
-    /// what it prints are `DIR/NAME.log` and `DIR/NAME.out`.
+    /// Starts a program and waits until it listens on `socket`. Its log and its standard output are
+    /// `DIR/NAME.log` and `DIR/NAME.out`.
     ///
     /// # Errors
-    /// When it does not start; the error has the end of what it said.
+    /// When the program does not start; the error has the last lines of its log.
     pub(super) fn start(
         program: &str,
         mut command: Command,
@@ -64,26 +64,26 @@ impl Server {
         Ok(())
     }
 
-    /// The vhost-user socket.
+    /// Returns the path of the vhost-user socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The socket of a Fathom server's API.
+    /// Returns the path of a Fathom server's API socket.
     pub fn api(&self) -> Option<&Path> {
         self.api.as_deref()
     }
 
-    /// The process.
+    /// Returns the server's process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Asks the server to end and returns what it printed on standard output: for Fathom its
-    /// table of stages.
+    /// Terminates the server and returns its standard output, which for Fathom is its table of
+    /// stages.
     ///
     /// # Errors
-    /// When it does not end within a minute or ends with a failure.
+    /// When the server does not exit within a minute, or fails.
     pub fn stop(mut self) -> Result<String> {
         self.process.terminate()?;
         let status = self.process.wait(STOP)?;
@@ -94,12 +94,13 @@ impl Server {
     }
 }
 
-/// All Unix sockets of a network.
+/// File with all Unix sockets of the thread's network namespace.
 const LIST: &str = "/proc/thread-self/net/unix";
 
-/// Whether somebody listens on a Unix socket, without connecting: a connection would count as a
-/// front-end. Listening sockets have the flag __SO_ACCEPTCON in /proc/net/unix (proc_net_unix(5)).
-/// They are those of this thread's network, in which it has started the server.
+/// Returns whether a process listens on a Unix socket. It does not connect, because a connection
+/// would count as a front-end. Listening sockets have the flag __SO_ACCEPTCON in /proc/net/unix
+/// (proc_net_unix(5)). The file is that of this thread's network namespace, in which the server
+/// runs.
 fn is_listening(path: &Path) -> Result<bool> {
     const ACCEPTCON: &str = "00010000";
     let table = fs::read_to_string(LIST).context(|| format!("cannot read {LIST}"))?;
@@ -124,7 +125,8 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         assert!(is_listening(&path).unwrap());
         assert!(listener.accept().is_err(), "somebody connected");
-        // Programs that other tests start at this instant hold a copy of it until they exec.
+        // Child processes that other tests start now hold a copy of the socket until they call
+        // exec.
         drop(listener);
         fathom_testing::until("the listener's end", || !is_listening(&path).unwrap());
     }

@@ -1,11 +1,11 @@
-//! QEMU's own disks.
+//! Disks that QEMU itself serves.
 
 use super::{Kind, Spec};
 use crate::error::{Error, Result};
 use crate::host;
 use crate::machine::{Bus, Disk, QemuDisk, Serving};
 
-/// The first with `iothread-vq-mapping`, and the first that has it for virtio-scsi.
+/// First QEMU versions with `iothread-vq-mapping`: for virtio-blk, and for virtio-scsi.
 const MAPPED: (u32, u32) = (9, 0);
 const MAPPED_SCSI: (u32, u32) = (10, 0);
 

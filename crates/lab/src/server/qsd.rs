@@ -1,4 +1,4 @@
-//! qemu-storage-daemon.
+//! Starts qemu-storage-daemon.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::host;
 use crate::machine::{Format, comma_safe};
 
 const PROGRAM: &str = "qemu-storage-daemon";
-/// QEMU's own default for an I/O thread.
+/// Polling time of an I/O thread in nanoseconds: QEMU's own default.
 const POLL_MAX_NS: u32 = 32_768;
 
 pub(super) fn check(spec: &Spec) -> Result<()> {
@@ -21,7 +21,8 @@ pub(super) fn check(spec: &Spec) -> Result<()> {
     host::program(PROGRAM).map(drop)
 }
 
-/// With a vhost-user-blk export of an image, served by an I/O thread of its own.
+/// Starts qemu-storage-daemon with a vhost-user-blk export of an image, served by a separate I/O
+/// thread.
 pub(super) fn start(spec: &Spec) -> Result<Server> {
     let socket = spec.dir.join(format!("{}.sock", spec.name));
     let file = comma_safe(spec.image);

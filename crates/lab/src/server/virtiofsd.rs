@@ -1,4 +1,4 @@
-//! virtiofsd, which serves a directory.
+//! Starts virtiofsd, which serves a directory.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,15 +7,16 @@ use super::Server;
 use crate::error::Result;
 use crate::host;
 
-/// The one in Rust, which distributions do not put into the path.
+/// The virtiofsd in Rust, which distributions install outside of PATH.
 pub const VIRTIOFSD: &str = "virtiofsd";
 
 impl Server {
-    /// Starts virtiofsd for the directory `tree`, with a socket `DIR/NAME.sock`, and waits until that
-    /// listens. It ends when its front-end has hung up. It is no jail: the guest is our own.
+    /// Starts virtiofsd for the directory `tree` with the socket `DIR/NAME.sock`, and waits until
+    /// it listens. It exits when its front-end disconnects. It runs without a sandbox, because the
+    /// guest is the lab's own.
     ///
     /// # Errors
-    /// When it does not start; the error has the end of what it said.
+    /// When virtiofsd does not start; the error has the last lines of its log.
     pub fn virtiofsd(dir: &Path, name: &str, tree: &Path, args: &[&str]) -> Result<Self> {
         let socket = dir.join(format!("{name}.sock"));
         let mut command = Command::new(host::program(VIRTIOFSD)?);
