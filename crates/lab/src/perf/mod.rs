@@ -1,4 +1,4 @@
-//! perf on the host and in a guest: it records from a start to a stop, and prints what it has recorded.
+//! Runs perf on the host and in a guest: records between start and stop, then prints the recording.
 
 mod text;
 
@@ -20,29 +20,31 @@ pub use text::{Head, Modules, Text};
 const FULL: &str = "size limit reached";
 /// Text of perf's log when perf was too slow to take all events from the kernel.
 const LOST: &str = " and lost ";
-/// Size of the kernel's buffer for each CPU of the host: enough for the events of a busy machine until perf gets a CPU.
+/// Size of the kernel's buffer per CPU of the host. It holds the events of a busy machine until
+/// perf gets a CPU.
 const BUFFER: &str = "8M";
 /// Nice value of the host's perf: above all ordinary processes.
 const NICE: i32 = -20;
-/// A program that perf starts when it records: it says so, and ends when perf does.
+/// Program that perf starts when it records. It creates a file as a signal, and ends when perf
+/// ends.
 const UNTIL_ITS_END: &str = r#": >"$0"; while kill -0 $PPID; do sleep 1; done"#;
-/// For perf to begin and to end.
+/// Timeout for perf to start and to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For a guest to print what it recorded.
+/// Timeout for a guest to print its recording.
 const PRINTING: Duration = Duration::from_secs(300);
 
-/// What perf is to record, of all CPUs.
+/// Specification of a recording of all CPUs.
 #[derive(Clone, Debug)]
 pub struct Recording {
-    /// Of its files.
+    /// Base name of its files.
     pub name: &'static str,
-    /// Of perf's command line: the events, and what is recorded with each.
+    /// Words for perf's command line: the events, and the data that are recorded with each.
     pub words: Vec<String>,
-    /// What is printed of them.
+    /// Fields that perf prints of each event.
     pub fields: &'static str,
-    /// Whether it is also printed which process has begun which.
+    /// Whether the output also shows which process has started which.
     pub with_tasks: bool,
-    /// Of perf's data, in the host's files and in the guest's memory.
+    /// Maximum sizes of perf's data: in the host's files, and in the guest's memory.
     pub most: [&'static str; 2],
 }
 
@@ -56,8 +58,8 @@ impl Recording {
             .collect()
     }
 
-    /// perf's arguments to print what was recorded. Samples of guests are left out without a file
-    /// that could say what their kernels are.
+    /// Returns perf's arguments to print the recording. An empty symbol file makes perf skip
+    /// samples of guests.
     fn print(&self, data: &str) -> Vec<String> {
         let guests = "--guestkallsyms=/dev/null";
         let mut words = vec!["script", "--force", "--no-inline", guests];
@@ -66,7 +68,7 @@ impl Recording {
         words.into_iter().map(str::to_owned).collect()
     }
 
-    /// Says what is missing of the record, by the logs of perf.
+    /// Returns a line about missing events, if perf's logs report any.
     fn missing(&self, log: &str) -> Option<String> {
         let name = self.name;
         if log.contains(FULL) {
@@ -82,10 +84,10 @@ impl Recording {
     }
 }
 
-/// Takes text in pieces.
+/// Receives text in chunks.
 pub type Sink<'a> = &'a mut dyn FnMut(&[u8]);
 
-/// The host's perf while it records, or has.
+/// The host's perf, while it records or after it has stopped.
 #[derive(Debug)]
 pub struct OnHost {
     recording: Recording,
@@ -94,10 +96,10 @@ pub struct OnHost {
 }
 
 impl OnHost {
-    /// Begins to record.
+    /// Starts to record.
     ///
     /// # Errors
-    /// In a line with what to do, when this machine or user must not.
+    /// A line with the remedy, when perf cannot record on this machine or for this user.
     pub fn start(dir: &Path, recording: &Recording) -> Result<OnHost> {
         let data = dir.join(recording.name);
         let began = data.with_extension("began");
@@ -110,7 +112,8 @@ impl OnHost {
             .stdout(Stdio::null());
         let perf = Process::spawn("perf record", command, &data.with_extension("log"))?;
         if let Ok(pid) = i32::try_from(perf.pid()) {
-            // (Only root may. Without it, perf may lose events on a busy machine, and says so.)
+            // Only root may raise the priority. Without it, perf may lose events on a busy machine,
+            // and reports the loss.
             let _ = setpriority_process(Pid::from_raw(pid), NICE);
         }
         let recording = recording.clone();
@@ -129,12 +132,12 @@ impl OnHost {
         Ok(this)
     }
 
-    /// Ends.
+    /// Stops recording.
     ///
     /// # Errors
-    /// When it does not end in time.
+    /// When perf does not stop in time.
     pub fn stop(mut self) -> Result<OnHost> {
-        // It may have ended by itself: when it has recorded all that it may.
+        // perf exits by itself when its data have reached the size limit.
         if self.perf.try_wait()?.is_none() {
             self.perf.signal(Signal::INT)?;
         }
@@ -142,10 +145,10 @@ impl OnHost {
         Ok(self)
     }
 
-    /// Prints what was recorded; returns a line about what is missing.
+    /// Prints the recording to `sink`. Returns a line about missing events, if there are any.
     ///
     /// # Errors
-    /// When perf has recorded nothing, or cannot read it again.
+    /// When perf has recorded nothing, or cannot read the recording.
     pub fn print(self, sink: Sink) -> Result<Option<String>> {
         let mut command = Command::new(host::program("perf")?);
         command
@@ -171,7 +174,7 @@ impl OnHost {
     }
 }
 
-/// A guest's perf while it records, or has.
+/// A guest's perf, while it records or after it has stopped.
 #[derive(Debug)]
 pub struct InGuest {
     recording: Recording,
@@ -179,11 +182,11 @@ pub struct InGuest {
 }
 
 impl InGuest {
-    /// Begins to record. perf runs for as long as a program that it has started: one that reads from
-    /// a pipe into which nobody writes.
+    /// Starts to record. perf runs as long as its child program, which reads from a pipe until
+    /// [`stop`](Self::stop) closes it.
     ///
     /// # Errors
-    /// When the guest has no perf, or its kernel does not let it record.
+    /// When the guest has no perf, or its kernel does not allow it to record.
     pub fn start(guest: &mut Guest, recording: &Recording) -> Result<InGuest> {
         let file = format!("/tmp/{}", recording.name);
         let record = recording.record(&file, recording.most[1]).join(" ");
@@ -204,10 +207,10 @@ impl InGuest {
         }
     }
 
-    /// Ends.
+    /// Stops recording.
     ///
     /// # Errors
-    /// When the guest does not answer.
+    /// When the guest does not respond.
     pub fn stop(mut self, guest: &mut Guest) -> Result<InGuest> {
         let file = format!("/tmp/{}", self.recording.name);
         let end = format!(
@@ -218,10 +221,10 @@ impl InGuest {
         Ok(self)
     }
 
-    /// Prints what was recorded; returns a line about what is missing.
+    /// Prints the recording to `sink`. Returns a line about missing events, if there are any.
     ///
     /// # Errors
-    /// When the guest does not answer, or perf there cannot read what it has recorded.
+    /// When the guest does not respond, or perf there cannot read the recording.
     pub fn print(self, guest: &mut Guest, sink: Sink) -> Result<Option<String>> {
         let data = format!("/tmp/{}", self.recording.name);
         let text = format!("perf {}", self.recording.print(&data).join(" "));
@@ -236,10 +239,10 @@ impl InGuest {
     }
 }
 
-/// Why perf does not run, in its own words, and what to do.
+/// Returns the error of a perf that does not run: perf's own message, and the remedy.
 fn refused(log: &str) -> Error {
     let is_said = |line: &&str| !matches!(line.trim(), "" | "Error:");
-    // (perf continues after such a warning.)
+    // perf continues after such a warning.
     let is_error = |line: &&str| is_said(line) && !line.trim_end().ends_with("Ignoring.");
     let line = { log.lines().find(is_error) }
         .or_else(|| log.lines().find(is_said))

@@ -1,23 +1,23 @@
-//! A line of `perf script`: a thread, or a frame of its stack.
+//! Parses lines of `perf script`: a thread, or a frame of its stack.
 
 use fathom_run::folded::frame;
 
-/// Of a line; what is longer is cut.
+/// Maximum length of a line in bytes. A longer line is cut.
 const MAX_LINE: usize = 4096;
-/// Modules of a kernel.
+/// Maximum number of modules of a kernel.
 const MOST_MODULES: usize = 10_000;
-/// Where the kernel lies on x86-64.
+/// Lowest address of the kernel on x86-64.
 const KERNEL: u64 = 1 << 63;
 const UNKNOWN: &str = "[unknown]";
 
-/// Cuts what comes in pieces into lines.
+/// Splits a stream of chunks into lines.
 #[derive(Debug, Default)]
 pub struct Text {
     line: Vec<u8>,
 }
 
 impl Text {
-    /// Takes the next piece, and hands on the lines that it ends.
+    /// Appends a chunk, and passes each line that the chunk completes to `line`.
     pub fn push(&mut self, chunk: &[u8], line: &mut dyn FnMut(&str)) {
         for &byte in chunk {
             match byte {
@@ -28,14 +28,14 @@ impl Text {
         }
     }
 
-    /// What has come of the last line.
+    /// Passes the last, incomplete line to `line`.
     pub fn end(&mut self, line: &mut dyn FnMut(&str)) {
         let bytes = std::mem::take(&mut self.line);
         line(&String::from_utf8_lossy(&bytes));
     }
 }
 
-/// A sample's first line.
+/// The first line of a sample.
 #[derive(Debug, PartialEq)]
 pub struct Head<'a> {
     pub comm: &'a str,
@@ -45,7 +45,7 @@ pub struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Finds `1234/1240`: a command may have blanks, and digits.
+    /// Finds `1234/1240` (pid/tid). The command before it may have blanks and digits.
     pub fn parse(line: &str) -> Option<Head<'_>> {
         let is_blank = |(_, c): &(usize, char)| *c == ' ';
         let ends = line.char_indices().filter(is_blank).map(|(at, _)| at);
@@ -62,15 +62,16 @@ impl Head<'_> {
     }
 }
 
-/// A kernel's modules, by /proc/modules: perf 6.1 says of their functions that they are the kernel's.
+/// A kernel's modules from /proc/modules. perf 6.1 attributes their functions to the kernel itself.
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
-    /// From, to, name.
+    /// (start address, end address, name) of each module.
     list: Vec<(u64, u64, String)>,
 }
 
 impl Modules {
-    /// Lines `virtio_blk 28672 1 - Live 0xffffffffc044b000`. Who must not know has zeroes there.
+    /// Parses lines such as `virtio_blk 28672 1 - Live 0xffffffffc044b000`. Without the permission
+    /// to see addresses, they are zero and the module is skipped.
     pub fn parse(text: &str) -> Modules {
         let module = |line: &str| {
             let mut words = line.split_whitespace();
@@ -85,13 +86,13 @@ impl Modules {
         }
     }
 
-    /// Those of the kernel that this runs on.
+    /// Reads the modules of the kernel of this machine.
     pub fn of_host() -> Modules {
         let text = std::fs::read_to_string("/proc/modules"); // missing where there are none
         Modules::parse(&text.unwrap_or_default())
     }
 
-    /// `ffffffff81a0b0c0 vfs_read ([kernel.kallsyms])` as `vfs_read [kernel]`.
+    /// Converts `ffffffff81a0b0c0 vfs_read ([kernel.kallsyms])` to `vfs_read [kernel]`.
     pub fn frame(&self, text: &str) -> Option<String> {
         let (address, rest) = text.trim().split_once(' ')?;
         let address = u64::from_str_radix(address, 16).ok()?;
@@ -104,14 +105,16 @@ impl Modules {
         Some(frame(symbol, &object))
     }
 
-    /// The kernel and its modules by names that no program's file has; of files the last part.
+    /// Returns the object's name. The kernel and its modules get names that no program's file has;
+    /// for files, it is the last part of the path.
     fn object(&self, object: &str, address: u64) -> String {
         let file = object.rsplit('/').next().unwrap_or(object);
         let bare = file.trim_start_matches('[').trim_end_matches(']');
         if address < KERNEL {
             return match bare {
                 "" => "unknown".into(),
-                // Code that was made at run time, of which nobody has left a map: an emulated guest's.
+                // Code that was generated at run time without a map file, such as that of an
+                // emulated guest.
                 map if map.starts_with("perf-") && map.ends_with(".map") => "anon".into(),
                 name => name.to_owned(),
             };
