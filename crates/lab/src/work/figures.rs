@@ -1,12 +1,12 @@
-//! Rates and latencies as measures: one name and one order for all loads.
+//! Converts rates and latencies to measures, with the same names and order for all loads.
 
 use fathom_load::Latency;
 use fathom_run::{Better, Measure, Unit};
 
-/// A percentile is told if so many samples lie beyond it.
+/// Minimum number of samples beyond a percentile for the percentile to be reported.
 const BEYOND: f64 = 10.0;
 
-/// `iops` and `throughput` (in MB/s) of so many requests.
+/// Returns the measures `iops` and `throughput` (in MB/s) of this number of requests.
 pub fn rates(iops: f64, mb_per_s: f64, requests: u64) -> Vec<Measure> {
     [
         ("iops", Unit::PerSecond, iops),
@@ -16,7 +16,7 @@ pub fn rates(iops: f64, mb_per_s: f64, requests: u64) -> Vec<Measure> {
     .into()
 }
 
-/// `latency.mean`, `latency.p50` and so on, each after the prefix.
+/// Returns the measures `latency.mean`, `latency.p50` and so on, with the prefix before each name.
 pub fn latencies(prefix: &str, latency: &Latency, samples: u64) -> Vec<Measure> {
     let told = |beyond: f64| samples as f64 * beyond >= BEYOND;
     [

@@ -1,4 +1,4 @@
-//! fio's figures.
+//! Runs fio and parses its report.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,19 +10,20 @@ use super::{Worked, latencies, rates};
 use crate::error::Result;
 use crate::host;
 
-/// What fio's report does not say of its jobs.
+/// Properties of fio's jobs that its report does not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub threads: u32,
-    /// Requests that each keeps in flight.
+    /// Number of requests that each thread keeps in flight.
     pub depth: u32,
 }
 
-/// For fio to start and to end.
+/// Additional time for fio to start and to end.
 pub const AROUND_FIO: Duration = Duration::from_secs(120);
 
-/// Runs a job in a guest's shell and prints its report, which [`Worked::of_fio`] reads if it is JSON
-/// of one group; of a job that fails, what fio said.
+/// Returns a script for a guest's shell that runs a job and prints its report. [`Worked::of_fio`]
+/// parses the report if it is JSON of one group. If the job fails, the script prints fio's
+/// messages.
 pub fn fio_script(job: &str) -> String {
     format!(
         "fio {job} --output=/tmp/fio.json >/tmp/fio.log 2>&1 || \
@@ -30,7 +31,7 @@ pub fn fio_script(job: &str) -> String {
     )
 }
 
-/// Does the same job on this machine, of which these are fio's arguments.
+/// Runs fio with these arguments on this machine.
 ///
 /// # Errors
 /// When fio fails.
@@ -39,21 +40,22 @@ pub fn fio_on_host(job: &[String], shape: Shape) -> Result<Bare> {
     Ok(Worked::of_fio(&host::run("fio", &job)?, shape)?.bare())
 }
 
-/// For how long the host does what a guest does for `runtime`: nothing of it can be in a cache.
+/// Returns the host's run time for a job that takes `runtime` in a guest. It is shorter, because no
+/// cache has to be filled.
 pub fn host_time(runtime: Duration) -> Duration {
     (runtime / 5).clamp(Duration::from_millis(500), Duration::from_secs(10))
 }
 
-/// A file, as fio's list of files has it: there a colon parts one from the next.
+/// Returns a path for fio's list of files, in which colons separate files and must be escaped.
 pub fn fio_file(path: &Path) -> String {
     path.to_string_lossy().replace(':', "\\:")
 }
 
 impl Worked {
-    /// Of fio's JSON of one group of jobs.
+    /// Parses fio's JSON of one group of jobs.
     ///
     /// # Errors
-    /// When it is no such report, or of jobs that failed.
+    /// When the text is not such a report, or jobs failed.
     pub fn of_fio(text: &str, shape: Shape) -> Result<Worked> {
         let group = fio::results(text)?;
         let requests: u64 = group.operations.iter().map(|one| one.ios).sum();
@@ -61,7 +63,7 @@ impl Worked {
         let sum = |figure: fn(&_) -> f64| group.operations.iter().map(figure).sum();
         let mut measures = rates(sum(|one| one.iops), sum(|one| one.mb_per_s), requests);
         for one in &group.operations {
-            // Where there is only one kind its name says nothing.
+            // With a single kind of operation, its name is left out.
             let prefix = match group.operations.len() {
                 1 => String::new(),
                 _ => format!("{}.", one.op),
@@ -78,7 +80,7 @@ impl Worked {
             requests,
             bytes,
             seconds: group.runtime,
-            // fio's latency begins after its own work for a request.
+            // fio's latency starts after its own work for a request.
             mean_ns: spent / requests.max(1) as f64,
             thread_cpu: vec![each; shape.threads as usize],
             polls: false,
@@ -126,7 +128,7 @@ mod tests {
             ("latency.mean", 278_000.0),
             ("latency.p50", 270_000.0),
             ("latency.p90", 300_000.0),
-            // Only five are beyond p99.9.
+            // Only five samples are beyond p99.9, so it is not reported.
             ("latency.p99", 400_000.0),
             ("latency.max", 9_000_000.0),
         ];

@@ -1,5 +1,4 @@
-//! A job of fio's as an experiment's parameters say it: on a device or in a file, in a guest and on
-//! the host.
+//! A fio job from an experiment's parameters: on a device or in a file, in a guest and on the host.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,34 +11,34 @@ use crate::words::words;
 use crate::workload::Rw;
 
 words! {
-    /// How fio keeps several requests in flight.
+    /// fio's I/O engine for several requests in flight.
     pub enum Engine {
         Libaio = "libaio",
         IoUring = "io_uring",
     }
 }
 
-/// Requests of one size and pattern, for a time. Its jobs are threads.
+/// Requests of one size and pattern for a limited time. fio's jobs run as threads.
 #[derive(Clone, Debug)]
 pub struct FioJob {
     pub rw: Rw,
     pub bs: u64,
     pub threads: u32,
-    /// Requests that each keeps in flight.
+    /// Number of requests that each thread keeps in flight.
     pub depth: u32,
-    /// Of no use with one in flight.
+    /// I/O engine; not used with one request in flight.
     pub engine: Engine,
     pub direct: bool,
-    /// Flush after so many writes; 0: never.
+    /// Number of writes after which fio flushes; 0 for never.
     pub fsync: u32,
-    /// Of the device or file, bytes of which each thread has a part of its own; all have all of it
-    /// when not given.
+    /// Size in bytes of the region of the device or file, of which each thread gets its own part.
+    /// If `None`, every thread uses the whole device or file.
     pub size: Option<u64>,
     pub runtime: Duration,
 }
 
 impl FioJob {
-    /// `randread of 4096 bytes by 8 threads, each with 32 in flight`.
+    /// Returns a label such as `randread of 4096 bytes by 8 threads with 32 in flight each`.
     pub fn label(&self) -> String {
         format!(
             "{} of {} bytes by {} threads with {} in flight each",
@@ -54,13 +53,13 @@ impl FioJob {
         }
     }
 
-    /// The job on a device or file in a guest.
+    /// Returns the script for the job on a device or file in a guest.
     pub fn script(&self, file: &str) -> String {
         fio_script(&self.arguments(file, self.direct, self.runtime).join(" "))
     }
 
-    /// The job on the host, past the page cache in any case: for a part of the time, since nothing
-    /// of it can be in a cache.
+    /// Runs the job on the host, always with direct I/O. The run time is shorter, because no cache
+    /// has to be filled.
     ///
     /// # Errors
     /// When fio fails.
@@ -69,7 +68,7 @@ impl FioJob {
         fio_on_host(&job, self.shape())
     }
 
-    /// fio's arguments.
+    /// Returns fio's arguments.
     pub fn arguments(&self, file: &str, direct: bool, runtime: Duration) -> Vec<String> {
         let engine = match self.depth {
             1 => "psync",

@@ -1,5 +1,4 @@
-//! What a load's figures are, whoever made it: the measures of a cell, and the load as its evidence
-//! has it.
+//! Converts a load's results to the measures of a cell and to the load in its evidence.
 
 mod figures;
 mod fio;
@@ -13,7 +12,7 @@ pub use figures::{latencies, rates};
 pub use fio::{AROUND_FIO, Shape, fio_file, fio_on_host, fio_script, host_time};
 pub use job::{Engine, FioJob};
 
-/// A load that has run.
+/// Results of a load.
 #[derive(Clone, Debug, Default)]
 pub struct Worked {
     pub measures: Vec<Measure>,
@@ -21,7 +20,7 @@ pub struct Worked {
 }
 
 impl Worked {
-    /// Of a load on files.
+    /// Converts the report of a load on files.
     pub fn of_files(report: &files::Report) -> Worked {
         let ios: u64 = report.operations.iter().map(|one| one.ios).sum();
         let bytes = report.operations.iter().map(|one| one.bytes).sum();
@@ -37,7 +36,7 @@ impl Worked {
             requests: ios,
             bytes,
             seconds: report.runtime,
-            // Operations are of several requests: what a thread took for each.
+            // Each operation has several requests, so this is a thread's time per request.
             mean_ns: threads * report.runtime * 1e9 / ios.max(1) as f64,
             thread_cpu: vec![cpu / threads; report.threads.into()],
             polls: false,
@@ -45,7 +44,7 @@ impl Worked {
         Worked { measures, load }
     }
 
-    /// The same work on the bare device.
+    /// Returns the results as those of the same work on the bare device.
     pub fn bare(&self) -> Bare {
         let seconds = self.load.seconds.max(1e-9);
         Bare {
