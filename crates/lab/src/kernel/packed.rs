@@ -1,5 +1,5 @@
-//! The kernel within a bzImage: an ELF file that its first part unpacks when it boots, and that a
-//! machine may get unpacked beforehand.
+//! Extracts the kernel from a bzImage. It is an ELF file that the image's first part decompresses
+//! at boot, and that a machine can also boot directly.
 
 use fathom_units::cause;
 use std::io::Write;
@@ -7,18 +7,19 @@ use std::process::{Command, Stdio};
 
 use crate::host;
 
-/// Where a bzImage says how many sectors its real-mode part has, but for the first one.
+/// Offset of the number of sectors of the real-mode part, without the first sector.
 const SETUP_SECTORS: usize = 0x1f1;
-/// Where it says of the packed kernel at which offset behind that part it begins, and its length; since
-/// version 2.08 of the boot protocol (Documentation/arch/x86/boot.rst).
+/// Offset of the compressed kernel's offset behind the real-mode part, followed by its length. Both
+/// exist since version 2.08 of the boot protocol (Documentation/arch/x86/boot.rst).
 const PAYLOAD: usize = 0x248;
 const MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
 const VERSION: usize = 0x206;
 const SECTOR: usize = 512;
-/// Behind what is packed stands its unpacked length, but not behind gzip's, which has its own.
+/// Size in bytes of the uncompressed length after the compressed kernel. gzip's own format has it,
+/// so nothing follows it.
 const LENGTH: usize = 4;
 
-/// First bytes of what is packed, and who unpacks it.
+/// Magic bytes of the compression formats, and the programs that decompress them.
 const PACKERS: &[(&[u8], &str)] = &[
     (b"\x1f\x8b", "gzip"),
     (b"\xfd7zXZ\0", "xz"),
@@ -28,7 +29,7 @@ const PACKERS: &[(&[u8], &str)] = &[
     (b"BZh", "bzip2"),
 ];
 
-/// The kernel's ELF file; the error says why it cannot be had.
+/// Returns the kernel's ELF file. The error is the reason why that is not possible.
 pub(super) fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
     let packed = payload(image).ok_or("not a bzImage with the offset of its kernel")?;
     let (magic, program) = { PACKERS.iter() }
@@ -48,7 +49,7 @@ pub(super) fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
         .map_err(|error| format!("cannot run {}: {}", program.display(), cause(error)))?;
     let stdin = child.stdin.take();
     let output = std::thread::scope(|scope| {
-        // It may end early: what it says then is what counts.
+        // The program may exit early; its exit status then decides.
         scope.spawn(move || stdin.map(|mut pipe| pipe.write_all(&packed[..end])));
         child.wait_with_output()
     });
@@ -79,10 +80,10 @@ mod tests {
     fn the_machines_own_kernel_is_unpacked() {
         let image = std::fs::read(Kernel::find().unwrap().image).unwrap();
         let elf = unpack(&image).unwrap();
-        // An executable for x86-64, larger than what it was packed into.
+        // An executable for x86-64, larger than the compressed image.
         assert_eq!((elf[4], elf[18]), (2, 62));
         assert!(elf.len() > image.len());
-        // Cut off, it is none.
+        // A truncated image is rejected.
         assert!(unpack(&image[..image.len() / 2]).is_err());
     }
 
