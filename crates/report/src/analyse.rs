@@ -1,4 +1,4 @@
-//! From a run directory to everything that is said about it.
+//! Analyses a run directory.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ use crate::threads::threads;
 use crate::timing;
 use crate::wiki::{Means, Served, Table};
 
-/// The highest I/O port of a PC: no memory-mapped doorbell lies so low.
+/// The highest I/O port of a PC; memory-mapped doorbells have higher addresses.
 const LAST_PORT: u64 = 0xffff;
 
-/// What an analysis is asked for.
+/// Options of an analysis.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many of the slowest requests are shown whole.
+    /// Number of the slowest requests that the report shows in full.
     pub slowest: usize,
 }
 
@@ -32,11 +32,11 @@ impl Default for Options {
     }
 }
 
-/// Analyses a run directory. What its events cannot tell, or what damage to them hides, is said in
+/// Analyses a run directory. Limits of its events, and damage to them, are listed in
 /// [`Analysis::problems`].
 ///
 /// # Errors
-/// When `run.json` cannot be read; damaged files of events are no error.
+/// Fails when `run.json` cannot be read; damaged event files are not an error.
 pub fn analyse(dir: &Path, options: &Options) -> fathom_run::Result<Analysis> {
     let run = Run::load(dir)?;
     let mut work = Work::new(dir, &run, options);
@@ -58,13 +58,13 @@ pub fn analyse(dir: &Path, options: &Options) -> fathom_run::Result<Analysis> {
     Ok(work.finish())
 }
 
-/// An analysis under way.
+/// An analysis in progress.
 struct Work<'a> {
     dir: &'a Path,
     run: &'a Run,
     sums: Sums,
     truth: Truth,
-    /// Requests of the rounds so far.
+    /// Number of requests in the rounds so far; the offset of the next round's request numbers.
     requests: u64,
     joined_rounds: u64,
     counts: Counts,
@@ -87,7 +87,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Says something, once.
+    /// Adds a problem, unless it is already listed.
     fn say(&mut self, problem: impl Into<String>) {
         let problem = problem.into();
         if !self.problems.contains(&problem) {
@@ -115,7 +115,7 @@ impl<'a> Work<'a> {
             })
         });
         while let Some(seen) = merged.next() {
-            // What went on to another host within the window may have come there after it.
+            // A request sent to the other host within the window may have reached it afterwards.
             let is_late = seen.side == Side::Remote && seen.at > *window.end();
             if !window.contains(&seen.at) && !is_late {
                 continue;
@@ -239,7 +239,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The findings that make a table untrue, in words.
+    /// Adds the findings that make a table unreliable to the problems.
     fn say_what_is_wrong(&mut self, exact: &Exact) {
         let truth = &exact.truth;
         let percent = |n: u64| n as f64 * 100.0 / truth.requests.max(1) as f64;
@@ -327,7 +327,7 @@ impl<'a> Work<'a> {
         let threads = threads(self.dir, run);
         let with_qemu =
             |round: &&Round| !round.on_host && round.streams.iter().any(|info| info.name == "qemu");
-        // The wiki's table needs a benchmark beside QEMU's own times.
+        // The wiki's table needs a benchmark besides QEMU's own times.
         if let Some(round) = run.rounds.iter().find(with_qemu).filter(|_| !only_qemu) {
             self.table.add_qemu(round, &threads.qemu);
         }

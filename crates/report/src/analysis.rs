@@ -1,7 +1,7 @@
-//! What a report says, whatever it looks like: every table and picture is drawn from an
-//! [`Analysis`], and its JSON form is the JSON report.
+//! What a report says, whatever its form: every table and picture is drawn from an [`Analysis`],
+//! and its JSON form is the JSON report.
 //!
-//! Times are nanoseconds of the host's CLOCK_MONOTONIC; of a request, relative to its start.
+//! Times are in ns of the host's CLOCK_MONOTONIC; times of a request are relative to its start.
 
 mod layer;
 
@@ -23,29 +23,29 @@ pub struct Distribution {
     pub p90: Option<i64>,
     pub p99: Option<i64>,
     pub p999: Option<i64>,
-    /// (upper end of a bucket, samples in it) of the non-empty buckets, rising; for curves.
+    /// The non-empty buckets for curves, rising: (upper end of the bucket, samples in it).
     pub buckets: Vec<(i64, u64)>,
 }
 
 /// One request, followed through all layers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Joined {
-    /// In order of the calls.
+    /// The request's number, in order of the calls.
     pub number: u64,
     /// `read`, `write`, `flush`, `discard`.
     pub operation: &'static str,
-    /// Bytes on the guest's disk.
+    /// The first byte on the guest's disk; the length is in bytes too.
     pub offset: u64,
     pub length: u64,
-    /// The call, in ns of the host's CLOCK_MONOTONIC.
+    /// The time of the call, in ns of the host's CLOCK_MONOTONIC.
     pub start: i64,
-    /// Points that were seen, after the start.
+    /// The points that were seen, in ns after the start.
     pub points: Vec<(Point, i64)>,
-    /// They add up to `total` exactly; one may be negative where clocks disagree.
+    /// Time in each layer; the sum is `total` exactly. A time is negative where clocks disagree.
     pub layers: Vec<(Layer, i64)>,
     pub total: i64,
     pub delivery: Delivery,
-    /// Requests that its kick brought, itself included; 0 when polled or unknown.
+    /// Number of requests that the kick announced, this one included; 0 when polled or unknown.
     pub batch: u32,
     pub host: HostClass,
 }
@@ -54,28 +54,28 @@ pub struct Joined {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Delivery {
-    /// Its own kick.
+    /// By the request's own kick.
     Kicked,
-    /// The kick of another request of its batch.
+    /// By the kick of another request of its batch.
     Batched,
-    /// The server looked by itself.
+    /// By polling, without a kick.
     Polled,
     Unknown,
 }
 
-/// What the host's block layer made of a request.
+/// How the host's block layer carried out a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostClass {
-    /// One request of the host's for one of the guest's.
+    /// One host request for one guest request.
     Direct,
-    /// Several for one.
+    /// Several host requests for one guest request.
     Split,
-    /// One for several.
+    /// One host request for several guest requests.
     Merged,
-    /// None: the page cache, or memory.
+    /// No host request: the page cache or memory served the request.
     Cached,
-    /// None here: another host's server did it.
+    /// No request on this host: another host's server did the I/O.
     Remote,
     /// Not traced, or not identified.
     Unknown,
@@ -86,19 +86,19 @@ pub enum HostClass {
 pub struct LayerRow {
     pub layer: Layer,
     pub group: Group,
-    /// The name in tables.
+    /// The layer's name in tables.
     pub name: &'static str,
     /// Over all joined requests; a request that does not pass the layer counts as 0.
     pub time: Distribution,
     /// Share of the mean total.
     pub share: f64,
-    /// Mean over the requests around the median, the middle tenth by their totals: what an ordinary
-    /// request spends there. These add up, which medians of layers do not.
+    /// Mean over the requests around the median, the middle tenth by total: the time that an
+    /// ordinary request spends in the layer. These means add up; medians of layers do not.
     pub middle_mean: Option<f64>,
-    /// Mean over the requests of the p99 band (the slowest 1%), and its share there.
+    /// Mean over the slowest 1% of the requests, and the layer's share of their mean total.
     pub tail_mean: Option<f64>,
     pub tail_share: Option<f64>,
-    /// Requests in which it came out negative.
+    /// Number of requests in which the layer's time came out negative.
     pub negative: u64,
 }
 
@@ -107,26 +107,26 @@ pub struct LayerRow {
 pub struct Truth {
     pub requests: u64,
     pub joined: u64,
-    /// Requests of the guest without their counterpart, and the share of all.
+    /// Number of guest requests without a counterpart.
     pub unmatched: u64,
-    /// Requests that had more than one possible counterpart; joined first in, first out.
+    /// Number of requests with several possible counterparts; joined first in, first out.
     pub ambiguous: u64,
-    /// Joined requests that lack a point although it was watched in their round: an event of theirs
-    /// is missing. The time around it went to a wider layer.
+    /// Number of joined requests that lack a point that was watched in their round: an event is
+    /// missing. The time around the point belongs to a wider layer.
     pub incomplete: u64,
-    /// Events that contradict the others: kicks that bring nothing, doorbells that no guest wrote,
-    /// requests of the server that no guest made, interrupts that nobody took.
+    /// Number of events that contradict others: kicks without a request, doorbells that no guest
+    /// wrote, server requests that no guest made, interrupts that no guest took.
     pub inconsistent: u64,
-    /// How the guest's clock was related to the host's, for people.
+    /// How the guest's clock was related to the host's, as text for the reader.
     pub clock_method: String,
-    /// The largest error that the relation of the clocks can have, in ns.
+    /// The largest possible error of that relation, in ns.
     pub clock_error_ns: Option<i64>,
-    /// The same of the remote host's clock; None where none was watched.
+    /// How the remote host's clock was related, and its error; None where none was watched.
     pub remote_clock_method: Option<String>,
     pub remote_clock_error_ns: Option<i64>,
-    /// Effects seen before their causes by more than that error.
+    /// Number of effects seen before their causes by more than that error.
     pub violations: u64,
-    /// Events dropped, by stream; a dropped event invalidates tails.
+    /// Number of dropped events, by stream. A dropped event makes tails unreliable.
     pub lost: Vec<(String, u64)>,
     pub kicked: u64,
     pub batched: u64,
@@ -134,14 +134,14 @@ pub struct Truth {
     pub hosts: Vec<(HostClass, u64)>,
 }
 
-/// The exact breakdown of one traced round (or of all of them together).
+/// The exact breakdown of one traced round, or of all of them together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Exact {
     pub total: Distribution,
-    /// In the order of [`Layer`]; layers that no request passed are left out.
+    /// In the order of [`Layer`], without layers that no request passed.
     pub layers: Vec<LayerRow>,
     pub truth: Truth,
-    /// Slowest first, some dozens.
+    /// The slowest requests, slowest first; some dozens.
     pub slowest: Vec<Joined>,
     /// Requests by start and latency.
     pub heat: HeatMap,
@@ -150,23 +150,23 @@ pub struct Exact {
 /// Counts by time (columns) and latency (rows, log scale).
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HeatMap {
-    /// ns from the first request to the left edge of each column, and the width of all.
+    /// The left edge of each column in ns after the first request; then the width of a column.
     pub start: Vec<i64>,
     pub column_ns: i64,
-    /// Lower edges of the rows in ns.
+    /// Lower edges of the rows, in ns.
     pub latency: Vec<i64>,
-    /// (column, row, requests), non-zero ones.
+    /// The non-zero cells: (column, row, requests).
     pub cells: Vec<(u32, u32, u64)>,
 }
 
-/// The wiki's two tables.
+/// The two tables of the KVM wiki.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Wiki {
-    /// Layer, cumulative latency in ns, the guest benchmark's own figure in that round.
+    /// (layer, cumulative latency in ns, the guest benchmark's own mean in those rounds).
     pub cumulative: Vec<(String, f64, Option<f64>)>,
-    /// Layer, difference in ns, percent of the guest benchmark.
+    /// (layer, difference in ns, percent of the guest benchmark).
     pub delta: Vec<(String, f64, f64)>,
-    /// Why a row is missing.
+    /// Why a row is missing, and other notes on the tables.
     pub notes: Vec<String>,
 }
 
@@ -200,31 +200,31 @@ pub struct LockRow {
     pub total: i64,
 }
 
-/// A step between two events of QEMU's, in the wiki's order.
+/// A step between two events of QEMU, in the wiki's order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct QemuStep {
-    /// The wiki's name for the event, and today's; `none` where there is no successor.
+    /// The wiki's name for the event, and today's name; `none` if the event has no successor.
     pub wiki: String,
     pub today: String,
     pub time: Distribution,
 }
 
-/// What a thread did when, for a picture.
+/// What a thread did at which time, for a picture.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TimeLine {
     pub thread: Thread,
-    /// (start, end, what) in ns from the window's start: a system call's name, or `user`.
+    /// (start, end, activity) in ns from the window's start: a system call's name, or `user`.
     pub spans: Vec<(i64, i64, String)>,
 }
 
-/// Which moment the time lines show.
+/// The part of a round that the time lines show.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Picture {
     pub round: String,
-    /// Of the window, in ns.
+    /// Length of the window in ns.
     pub length: i64,
-    /// What it is centred on: the round's slowest request. None: the window begins at the middle of
-    /// the round, and `why_not` says why.
+    /// The round's slowest request, on which the window is centred. None: the window begins at the
+    /// middle of the round, and `why_not` gives the reason.
     pub request: Option<Pictured>,
     pub why_not: Option<String>,
 }
@@ -232,31 +232,31 @@ pub struct Picture {
 /// The request that a picture shows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pictured {
-    /// In order of the calls of its round.
+    /// The request's number, in order of the calls of its round.
     pub number: u64,
     pub operation: &'static str,
     pub offset: u64,
     pub length: u64,
-    /// In ns from the window's start.
+    /// Start in ns from the window's start; `total` is the duration in ns.
     pub start: i64,
     pub total: i64,
 }
 
-/// What tracing costs: the difference between traced and untraced rounds.
+/// The cost of tracing: the difference between traced and untraced rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overhead {
     /// The collectors of the traced rounds.
     pub traced: Vec<String>,
     pub traced_ns: f64,
     pub untraced_ns: f64,
-    /// Difference in ns a request and its 95% interval (bootstrap over pairs of rounds).
+    /// Mean difference in ns per request, and its 95% interval (bootstrap over pairs of rounds).
     pub difference_ns: f64,
     pub low_ns: f64,
     pub high_ns: f64,
     pub pairs: u32,
 }
 
-/// The benchmark's own figure in a round.
+/// The benchmark's own figures in a round.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RoundRow {
     pub name: String,
@@ -265,7 +265,7 @@ pub struct RoundRow {
     pub benchmark: Option<Benchmark>,
 }
 
-/// Everything that is said about a run.
+/// Everything that a report says about a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Analysis {
     pub kind: RunKind,
@@ -283,12 +283,12 @@ pub struct Analysis {
     pub time_lines: Vec<TimeLine>,
     pub picture: Option<Picture>,
     pub overhead: Vec<Overhead>,
-    /// The run's own problems and what the analysis could not do, a line each.
+    /// The run's own problems and the limits of the analysis, a line each.
     pub problems: Vec<String>,
 }
 
 impl Exact {
-    /// Whether a layer stands for others that were not told apart here: as always
+    /// Returns whether a layer stands for several layers that could not be separated: either always
     /// ([`Layer::is_gap`]), or because the host's block layer was not watched.
     pub fn is_gap(&self, layer: Layer) -> bool {
         let of = |class| self.truth.hosts.iter().any(|(host, _)| *host == class);

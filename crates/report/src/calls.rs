@@ -12,11 +12,11 @@ use crate::distribution::Tally;
 
 pub(crate) use names::{Call, FUTEX, FUTEX_WAIT, is_futex_wait};
 
-/// A server has some dozens of threads; those beyond are left out and counted.
+/// Maximum number of threads; a server has some dozens. Events of further threads are counted.
 const MAX_THREADS: usize = 512;
 
-/// Collects system calls, event by event, of a stream that has all of its threads' calls, in memory that depends on the threads and their calls
-/// alone.
+/// Collects system calls, event by event, from a stream with all calls of its threads. The memory
+/// depends only on the number of threads and of their kinds of calls.
 #[derive(Debug, Default)]
 pub struct Calls {
     threads: HashMap<u32, State>,
@@ -24,7 +24,7 @@ pub struct Calls {
     unpaired: u64,
 }
 
-/// One thread.
+/// The state of one thread.
 #[derive(Debug, Default)]
 struct State {
     rows: Vec<Row>,
@@ -34,12 +34,12 @@ struct State {
 /// Where a thread is.
 #[derive(Clone, Copy, Debug, Default)]
 enum Place {
-    /// Not known: events are missing, or the tracing began within a call.
+    /// Unknown: events are missing, or the tracing began within a call.
     #[default]
     Unknown,
-    /// In a call since then; an index of `rows`.
+    /// In a call since that time; the first field is an index of `rows`.
     Kernel(usize, i64),
-    /// In user space since then, after a call; an index of `rows`.
+    /// In user space since that time, after a call; the first field is an index of `rows`.
     User(usize, i64),
 }
 
@@ -51,13 +51,13 @@ struct Row {
 }
 
 impl Calls {
-    /// Without any calls yet.
+    /// Creates an empty table.
     pub fn new() -> Calls {
         Calls::default()
     }
 
-    /// Takes an event in; `time` is its time in ns. Other kinds than [`Kind::SysEnter`],
-    /// [`Kind::SysExit`] and [`Kind::Lost`] are passed over.
+    /// Processes an event; `time` is its time in ns. Ignores events other than [`Kind::SysEnter`],
+    /// [`Kind::SysExit`] and [`Kind::Lost`].
     #[inline]
     pub fn add(&mut self, time: i64, event: &Event) {
         match event.kind {
@@ -72,7 +72,7 @@ impl Calls {
                     self.unpaired += state.exit(time, event.args[0]);
                 }
             }
-            // Whose event was dropped is not known: nobody's next call is what it seems to be.
+            // The dropped event may belong to any thread, so the state of every thread is unknown.
             Kind::Lost => {
                 let states = self.threads.values_mut();
                 states.for_each(|state| state.now = Place::Unknown);
@@ -89,8 +89,8 @@ impl Calls {
         Some(self.threads.entry(tid).or_default())
     }
 
-    /// The table, threads by role and most time first; `threads` says who they are. The second is
-    /// what to know of it, a line each.
+    /// Returns the table, with threads by role and calls by total time, and notes on it, a line
+    /// each. `threads` lists the known threads.
     pub fn finish(self, threads: &[Thread]) -> (Vec<ThreadCalls>, Vec<String>) {
         let mut notes = Vec::new();
         if self.ignored > 0 {
@@ -119,7 +119,7 @@ impl Calls {
 }
 
 impl State {
-    /// 1 when the return of an earlier call is missing.
+    /// Returns 1 when the return of an earlier call is missing.
     fn enter(&mut self, time: i64, call: Call) -> u64 {
         let unpaired = match self.now {
             Place::User(row, since) => {
@@ -133,7 +133,7 @@ impl State {
         unpaired
     }
 
-    /// 1 when it is the return of another call than the one that was entered.
+    /// Returns 1 when the return belongs to another call than the one entered.
     fn exit(&mut self, time: i64, nr: u64) -> u64 {
         match self.now {
             Place::Kernel(row, since) if self.rows[row].call.nr() == nr => {
@@ -149,7 +149,7 @@ impl State {
         }
     }
 
-    /// A thread makes few kinds of calls: a search of all is quicker than hashing.
+    /// Returns the row of a call. A thread makes few kinds of calls: a linear search beats hashing.
     fn row(&mut self, call: Call) -> usize {
         if let Some(row) = self.rows.iter().position(|row| row.call == call) {
             return row;
@@ -178,7 +178,7 @@ impl State {
     }
 }
 
-/// Who a thread is; one of no role that is not in the list.
+/// Returns the thread with this ID; a thread that is not in the list has no role.
 pub(crate) fn thread_of(threads: &[Thread], tid: u32) -> Thread {
     let found = threads.iter().find(|thread| thread.tid == tid);
     found.cloned().unwrap_or(Thread {
@@ -190,7 +190,7 @@ pub(crate) fn thread_of(threads: &[Thread], tid: u32) -> Thread {
     })
 }
 
-/// The wiki's order: the I/O thread, the vCPUs, then the rest.
+/// Returns the sort key for the wiki's order: the I/O thread, the vCPUs, then the rest.
 pub(crate) fn order(thread: &Thread) -> (u8, u32, u32) {
     let role = match thread.role {
         Role::Io => 0,

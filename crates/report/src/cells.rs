@@ -1,7 +1,7 @@
-//! A run of kind `experiment`: a table of its points, from which all renderers work.
+//! A run of kind `experiment`: a table of its points, which all renderers use.
 //!
-//! [`Table::load`] is a function of the run directory alone; [`Comparison::of`] sets two of them
-//! side by side.
+//! [`Table::load`] is a function of the run directory alone; [`Comparison::of`] compares two
+//! tables.
 
 use std::path::{Path, PathBuf};
 
@@ -37,8 +37,8 @@ pub use ranking::{Effect, Ranking};
 pub use statistics::{ENOUGH, Interval, Ratio, Rounds};
 pub use table::{Figure, Point, Table};
 
-/// The run directory of the only cell of an experiment's run, where it holds one: its page says more
-/// than a table of one row.
+/// Returns the run directory of an experiment's only cell, if that cell has one. Its page says
+/// more than a table of one row.
 pub fn only_breakdown(dir: &Path, run: &Run) -> Option<PathBuf> {
     let cells = &run.experiment.as_ref()?.cells;
     match cells.as_slice() {
@@ -47,8 +47,8 @@ pub fn only_breakdown(dir: &Path, run: &Run) -> Option<PathBuf> {
     }
 }
 
-/// What is said as JSON (docs/report.md): a [`Table`] or a [`Comparison`].
+/// Returns a [`Table`] or a [`Comparison`] as JSON (docs/report.md).
 pub fn json<T: serde::Serialize>(said: &T) -> String {
-    // Keys are strings and figures are finite: nothing in it can fail.
+    // Keys are strings and figures are finite, so serialization cannot fail.
     serde_json::to_string_pretty(said).unwrap_or_default() + "\n"
 }

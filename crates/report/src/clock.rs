@@ -1,7 +1,7 @@
-//! All clocks of a round on one: the host's CLOCK_MONOTONIC, in ns.
+//! Converts all clocks of a round to one: the host's CLOCK_MONOTONIC, in ns.
 //!
-//! The host's TSC is fitted to CLOCK_MONOTONIC by the pairs of the round. The guest's TSC follows
-//! from KVM's offset where that is known and stayed the same, else from causality ([`bounds`]).
+//! The round's pairs of readings fit the host's TSC to CLOCK_MONOTONIC. The guest's TSC follows
+//! from KVM's offset if that is known and did not change, else from causality ([`bounds`]).
 
 pub(crate) mod bounds;
 pub(crate) mod crossings;
@@ -12,14 +12,14 @@ use fathom_run::{Clock, Clocks, GuestOffset};
 
 pub(crate) use line::Line;
 
-/// How the guest's TSC is converted.
+/// How the guest's clock is converted.
 #[derive(Clone, Debug)]
 enum Guest {
     /// There is no guest, or nothing relates its clock to the host's.
     Unknown,
     /// By KVM's offset to the host's TSC.
     Offset(GuestOffset),
-    /// Guest's ns to host's ns, by bounds.
+    /// By a line from the guest's ns to the host's, from bounds.
     Bounds(Line),
 }
 
@@ -30,22 +30,22 @@ pub(crate) struct TimeBase {
     /// The guest's TSC to the guest's CLOCK_MONOTONIC.
     guest_own: Option<Line>,
     guest: Guest,
-    /// The remote host's TSC to its CLOCK_MONOTONIC, and that to this host's.
+    /// The remote host's TSC to its CLOCK_MONOTONIC, and that clock to this host's.
     remote_own: Option<Line>,
     remote: Option<Line>,
     realtime: i64,
-    /// For people: how the guest's clock was related to the host's.
+    /// How the guest's clock was related to the host's, as text for the reader.
     pub(crate) method: String,
-    /// The greatest error between a guest's and a host's time; None where they are not related.
+    /// The largest error in ns between guest and host times; None if they are not related.
     pub(crate) error: Option<i64>,
-    /// The same of the remote host's clock: how it is related, and the greatest error.
+    /// How the remote host's clock was related, and its largest error in ns.
     pub(crate) remote_method: String,
     pub(crate) remote_error: Option<i64>,
 }
 
 impl TimeBase {
-    /// The clocks of a round, the guest's by KVM's offset if `offset` says it is good. `mixed`: it
-    /// has stamps of CLOCK_MONOTONIC besides those of the TSC.
+    /// Creates the time base of a round. The guest's clock is converted by `offset`, if given.
+    /// `mixed` says that the round has stamps of CLOCK_MONOTONIC besides those of the TSC.
     pub(crate) fn new(clocks: &Clocks, offset: Option<GuestOffset>, mixed: bool) -> TimeBase {
         let host = Line::fit(&clocks.host);
         let guest_own = Line::fit(&clocks.guest);
@@ -65,8 +65,8 @@ impl TimeBase {
             remote_error: None,
         };
         if let (Some(offset), Some(host)) = (offset, &base.host) {
-            // Stamps of both TSCs go through the same line, so its error shifts both alike; those
-            // of CLOCK_MONOTONIC do not.
+            // Stamps of both TSCs use the same line, whose error shifts both alike. Stamps of
+            // CLOCK_MONOTONIC do not.
             let apart = if mixed { host.residual() } else { 0 };
             base.error = Some(host.tick_ns().max(apart));
             base.method = "KVM's TSC offset".into();
@@ -75,7 +75,7 @@ impl TimeBase {
         base
     }
 
-    /// The same with the guest's clock by bounds.
+    /// Returns the time base with the guest's clock converted by bounds.
     pub(crate) fn with_bounds(mut self, found: bounds::Relation) -> TimeBase {
         self.method = found.method;
         self.error = Some(found.error);
@@ -83,8 +83,8 @@ impl TimeBase {
         self
     }
 
-    /// The same with the remote host's clock by bounds: of requests of this host's and the remote
-    /// server's part of them.
+    /// Returns the time base with the remote host's clock converted by bounds. `found` relates this
+    /// host's requests to the remote server's part of them.
     pub(crate) fn with_remote(mut self, found: bounds::Relation) -> TimeBase {
         self.remote_method = found.method;
         self.remote_error = Some(found.error);
@@ -92,7 +92,7 @@ impl TimeBase {
         self
     }
 
-    /// A base in which the guest's ns are taken for the host's: for joining guest streams alone.
+    /// Returns a time base that takes guest ns for host ns, for joining guest streams alone.
     pub(crate) fn guest_alone(mut self) -> TimeBase {
         self.guest = Guest::Bounds(Line::identity());
         self.method = "the guest's own clock".into();
@@ -100,15 +100,16 @@ impl TimeBase {
         self
     }
 
-    /// Whether `clock` can be converted.
+    /// Returns whether `clock` can be converted.
     pub(crate) fn knows(&self, clock: Clock) -> bool {
         self.ns(clock, 0).is_some()
     }
 
-    /// The guest's ns of a guest's clock; None for a host's clock.
+    /// Converts ticks of a guest clock to guest ns; None for other clocks.
     pub(crate) fn guest_ns(&self, clock: Clock, ticks: u64) -> Option<i64> {
         match clock {
-            // Without pairs, the guest's TSC is taken to run as fast as the host's: bounds mend it.
+            // Without pairs, assume that the guest's TSC runs at the host's rate; bounds correct
+            // it.
             Clock::GuestTsc => match (&self.guest_own, &self.host) {
                 (Some(own), _) => Some(own.y(ticks)),
                 (None, Some(host)) => Some((ticks as f64 * host.slope()) as i64),
@@ -119,7 +120,7 @@ impl TimeBase {
         }
     }
 
-    /// The remote host's ns of one of its clocks; None for the others.
+    /// Converts ticks of a remote clock to the remote host's ns; None for other clocks.
     pub(crate) fn remote_ns(&self, clock: Clock, ticks: u64) -> Option<i64> {
         match clock {
             Clock::RemoteTsc => self.remote_own.as_ref().map(|own| own.y(ticks)),
@@ -128,7 +129,8 @@ impl TimeBase {
         }
     }
 
-    /// `ticks` of `clock` as ns of the host's CLOCK_MONOTONIC; None where nothing relates them.
+    /// Converts `ticks` of `clock` to ns of the host's CLOCK_MONOTONIC; None if they are not
+    /// related.
     #[inline]
     pub(crate) fn ns(&self, clock: Clock, ticks: u64) -> Option<i64> {
         match clock {
@@ -154,7 +156,7 @@ impl TimeBase {
     }
 }
 
-/// KVM's `guest = host * ratio / 2^frac_bits + offset`, solved for the host.
+/// Solves KVM's `guest = host * ratio / 2^frac_bits + offset` for the host.
 #[inline]
 fn host_tsc(offset: &GuestOffset, guest: u64) -> u64 {
     let scaled = guest.wrapping_sub(offset.before as u64);
@@ -166,8 +168,8 @@ fn host_tsc(offset: &GuestOffset, guest: u64) -> u64 {
     }
 }
 
-/// KVM's offset if it held for the whole round, else why not. `written` says that KVM was seen to
-/// change the offset of a vCPU.
+/// Returns KVM's offset if it held for the whole round, else the reason why it did not. `written`
+/// says that KVM changed the offset of a vCPU during the round.
 pub(crate) fn trusted_offset(
     clocks: &Clocks,
     written: bool,

@@ -1,27 +1,27 @@
-//! Statistics of many values in bounded memory: count, mean, deviation, least and greatest are
+//! Statistics of many values in bounded memory. Count, mean, deviation, minimum and maximum are
 //! exact; percentiles come from a log-linear histogram and are within 1%.
 
 use crate::analysis::Distribution;
 
-/// Each power of two is divided into this many buckets, so a value is known to 1/128 (0.8%).
+/// log2 of the number of buckets to a power of two; a value is known to 1/128 (0.8%).
 const SUB_BITS: u32 = 7;
 const SUB: usize = 1 << SUB_BITS;
-/// Octaves of a u64: the first holds the values below `SUB`, each of the others a power of two.
+/// Number of octaves of a u64: the first holds the values below `SUB`, each other a power of two.
 const OCTAVES: usize = (64 - SUB_BITS + 1) as usize;
-/// Buckets that make one of a curve's: 32 to a power of two are more than a picture shows.
+/// Number of buckets that make one bucket of a curve; 32 to a power of two suffice for a picture.
 const CURVE: usize = 4;
-/// Samples that must lie beyond a percentile, or it is chance.
+/// Number of samples that must lie beyond a percentile; with fewer, its value is chance.
 const MIN_BEYOND: u64 = 10;
 
-/// Counts values (ns, of either sign) and says how they are distributed.
+/// Counts values (ns, of either sign) and returns their distribution.
 ///
-/// Adding allocates only when a value lies in a power of two that had none yet (1 KiB each).
+/// Adding a value allocates only for the first value in a power of two (1 KiB each).
 #[derive(Clone, Debug)]
 pub struct Tally {
     count: u64,
     sum: i128,
-    /// Exact while it fits, which it does for any 2^64 values below 2^32 and for any 2^27 values
-    /// below 2^50 (13 days); saturates beyond.
+    /// The sum of squares. It is exact while it fits: for any 2^64 values below 2^32, and for any
+    /// 2^27 values below 2^50 ns (13 days). Beyond, it saturates.
     squares: u128,
     min: i64,
     max: i64,
@@ -44,7 +44,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// A tally of nothing.
+    /// Creates an empty tally.
     pub fn new() -> Tally {
         Tally::default()
     }
@@ -77,7 +77,7 @@ impl Tally {
         }
     }
 
-    /// Counts everything that `other` has counted.
+    /// Adds all values that `other` has counted.
     pub fn merge(&mut self, other: &Tally) {
         self.count += other.count;
         self.sum += other.sum;
@@ -88,34 +88,34 @@ impl Tally {
         self.negative.merge(&other.negative);
     }
 
-    /// Values counted.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their exact sum; at the ends of an i64 where it is beyond them.
+    /// Returns the exact sum, limited to the range of i64.
     pub fn sum(&self) -> i64 {
         i64::try_from(self.sum).unwrap_or(if self.sum < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// Their exact mean; 0 of nothing.
+    /// Returns the exact mean; 0 without values.
     pub fn mean(&self) -> f64 {
         if self.count == 0 {
             return 0.0;
         }
-        // Whole part and rest apart: an f64 does not hold a large sum.
+        // Divide the quotient and the remainder separately: an f64 cannot hold a large sum exactly.
         let count = i128::from(self.count);
         (self.sum / count) as f64 + (self.sum % count) as f64 / count as f64
     }
 
-    /// The sample's standard deviation (by n - 1); 0 of fewer than two values.
+    /// Returns the sample standard deviation (by n - 1); 0 with fewer than two values.
     pub fn deviation(&self) -> f64 {
         if self.count < 2 {
             return 0.0;
         }
         let count = self.count as f64;
-        // The sum of squares around the mean, as n * squares - sum^2 over n: in integers, because
-        // the two are nearly equal where the values are.
+        // The sum of squares around the mean is (n * squares - sum^2) / n. The difference is taken
+        // in integers, because its terms are nearly equal when the values are.
         let exact = (|| {
             let left = self.squares.checked_mul(u128::from(self.count))?;
             let sum = self.sum.unsigned_abs();
@@ -128,8 +128,8 @@ impl Tally {
         (around.max(0.0) / (count - 1.0)).sqrt()
     }
 
-    /// The value that `per_mille` of the values do not exceed, within 1%; None where fewer than
-    /// ten values lie beyond it.
+    /// Returns the value that `per_mille` of the values do not exceed, within 1%. Returns None if
+    /// fewer than ten values lie beyond it.
     pub fn percentile(&self, per_mille: u32) -> Option<i64> {
         let wanted = u128::from(self.count) * u128::from(per_mille);
         let rank = u64::try_from(wanted.div_ceil(1000)).ok()?.max(1);
@@ -139,7 +139,7 @@ impl Tally {
         Some(self.value_at(rank))
     }
 
-    /// The `rank`th value from below, counted from 1, interpolated within its bucket.
+    /// Returns the `rank`th smallest value, counted from 1, interpolated within its bucket.
     fn value_at(&self, rank: u64) -> i64 {
         let mut below = 0;
         for (low, high, n) in self.buckets() {
@@ -155,7 +155,7 @@ impl Tally {
         self.max
     }
 
-    /// (least, greatest, values in it) of the non-empty buckets, rising.
+    /// Returns the non-empty buckets, rising: (lowest value, highest value, values in it).
     fn buckets(&self) -> impl Iterator<Item = (i64, i64, u64)> {
         let negative = self.negative.rising().rev();
         let negative = negative.map(|(low, high, n)| (negate(high), negate(low), n));
@@ -164,7 +164,7 @@ impl Tally {
         negative.chain(positive.map(move |(low, high, n)| (clip(low), clip(high), n)))
     }
 
-    /// What a report says of it.
+    /// Returns the distribution for a report.
     pub fn finish(&self) -> Distribution {
         if self.count == 0 {
             return Distribution::default();
@@ -183,7 +183,7 @@ impl Tally {
         }
     }
 
-    /// The buckets for curves, several of ours in one; the last ends at the greatest value.
+    /// Returns the buckets for curves, [`CURVE`] of ours in each; the last ends at the maximum.
     fn curve(&self) -> Vec<(i64, u64)> {
         let mut curve: Vec<(i64, u64)> = Vec::new();
         for (_, high, n) in self.buckets() {
@@ -209,7 +209,7 @@ fn negate(size: u64) -> i64 {
     0i64.checked_sub_unsigned(size).unwrap_or(i64::MIN)
 }
 
-/// The greatest value that falls into the same curve bucket as `value`.
+/// Returns the greatest value in the same curve bucket as `value`.
 fn curve_end(value: i64) -> i64 {
     let size = value.unsigned_abs();
     if size < 2 * SUB as u64 {
@@ -232,7 +232,7 @@ fn index_of(size: u64) -> usize {
     shift as usize * SUB + (size >> shift) as usize
 }
 
-/// The least and the greatest value of a bucket.
+/// Returns the least and the greatest value of a bucket.
 fn range_of(index: usize) -> (u64, u64) {
     if index < 2 * SUB {
         return (index as u64, index as u64);
@@ -242,7 +242,7 @@ fn range_of(index: usize) -> (u64, u64) {
     (low, low + ((1 << shift) - 1))
 }
 
-/// Buckets of magnitudes, a page for each power of two that has any.
+/// Buckets of magnitudes, with a page for each power of two that has any values.
 #[derive(Clone, Debug, Default)]
 struct Octaves(Vec<Option<Box<[u64; SUB]>>>);
 
@@ -270,7 +270,7 @@ impl Octaves {
         }
     }
 
-    /// (least, greatest, values in it) of the non-empty buckets.
+    /// Returns the non-empty buckets, rising: (lowest value, highest value, values in it).
     fn rising(&self) -> impl DoubleEndedIterator<Item = (u64, u64, u64)> {
         self.0.iter().enumerate().flat_map(|(octave, page)| {
             let counts: &[u64] = page.as_deref().map_or(&[], |page| page);
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definitions, computed from the whole list.
+    /// Computes (mean, deviation) from the whole list, by definition.
     fn oracle(values: &[i64]) -> (f64, f64) {
         let n = values.len() as f64;
         let mean = values.iter().map(|&v| v as f64).sum::<f64>() / n;
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_small_spread_around_a_large_mean_is_seen() {
-        // In f64, sum of squares minus square of the sum would leave nothing of it.
+        // In f64, the sum of squares minus the square of the sum would lose all digits.
         let values: Vec<i64> = (0..1000).map(|i| (1 << 50) + i % 2).collect();
         let tally: Tally = values.iter().copied().collect();
         assert!(near(tally.deviation(), 0.500_250_187, 1e-6));

@@ -1,14 +1,15 @@
-//! The exact join: every request of the guest's followed through all layers.
+//! The exact join: follows each guest request through all layers.
 //!
-//! The round's streams are merged by time and read once. Each side keeps what it has seen for a
-//! while: the guest's ([`guest`]) its operations, bios, requests, kicks and handlers; KVM's
-//! ([`kvm`]) doorbells, interrupts and the vCPUs' windows; the server's ([`server`]) its records;
-//! the host's block layer ([`blocks`]) its requests. Some time after a request of the guest's
-//! completed, all that belongs to it has been read, and it is followed ([`resolve`]). Memory is
-//! bounded by what is in flight and that little while.
+//! The join merges the round's streams by time and reads them once. Each side keeps its recent
+//! events. The guest ([`guest`]) keeps its operations, bios, requests, kicks and handlers. KVM
+//! ([`kvm`]) keeps doorbells, interrupts and the vCPUs' windows. The server ([`server`]) keeps
+//! its records, and the host's block layer ([`blocks`]) keeps its requests. A request is followed
+//! ([`resolve`]) a fixed time after its completion, when all its events have been read. Memory is
+//! bounded by the requests in flight and the events of that time.
 //!
-//! Nothing is guessed: a request without its counterpart is unmatched, one with several possible
-//! ones is ambiguous, one that lacks a point that was watched is incomplete, and events that
+//! The join guesses nothing. A request without a counterpart is unmatched. A request with several
+//! possible counterparts is ambiguous. A request that lacks a watched point is incomplete. Events
+//! that contradict others are inconsistent. The report shows the count of each of the four.
 //! contradict the others are inconsistent. All four are counted and told.
 
 mod blocks;
@@ -28,7 +29,7 @@ pub(crate) mod survey;
 pub(crate) mod way;
 mod window;
 
-/// What other uses of the streams are built of.
+/// Parts of the join that other readers of the streams share.
 pub(crate) mod parts {
     pub(crate) use super::blocks::Blocks;
     pub(crate) use super::guest::Guest;
@@ -54,14 +55,14 @@ use serving::Serving;
 use survey::Survey;
 use way::{Errors, Way};
 
-/// A request is followed this long after it completed: later than any event of its own.
+/// Time in ns between a request's completion and its join; all its events arrive within it.
 const SLACK: i64 = 10_000_000;
-/// Without a benchmark's word on its end, a request is given up after this.
+/// Time in ns after its start at which a request without a known end is given up.
 const PATIENCE: i64 = 60_000_000_000;
-/// Events between two clearings.
+/// Number of events between two calls of [`Joiner::clear`].
 const CLEAR_EVERY: u32 = 512;
 
-/// What is watched in a round, for all of its requests.
+/// Which points are watched in the round, for all its requests.
 #[derive(Clone, Copy, Debug)]
 struct Probes {
     benchmark: bool,
@@ -69,27 +70,27 @@ struct Probes {
     kick: bool,
     exit: bool,
     doorbell: bool,
-    /// The eventfd's signal has an event of its own.
+    /// The eventfd's signal has its own event.
     signal: bool,
     fathom: bool,
     interrupt: bool,
-    /// Another host's server, to which this one's requests go on.
+    /// The other host's server, to which this host's server forwards requests.
     remote: bool,
 }
 
-/// What a join counts besides the requests that it hands out.
+/// What a join counts, besides the requests that it passes to its sink.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,
     pub(crate) unmatched: u64,
     pub(crate) inconsistent: u64,
-    /// Requests to the disk that were not the benchmark's.
+    /// Requests to the disk that the benchmark did not make.
     pub(crate) background: u64,
-    /// Kicks that went to user space.
+    /// Kicks that exited to user space.
     pub(crate) userspace: u64,
-    /// Requests to the remote disk that were not this one's.
+    /// Requests to the remote disk that this host's server did not send.
     pub(crate) others: u64,
-    /// Requests that went on to another server, which was not watched.
+    /// Requests that were sent to another server, which was not watched.
     pub(crate) gone: u64,
     /// Events read.
     pub(crate) events: u64,
@@ -113,7 +114,7 @@ pub(crate) struct Joiner<'a> {
     lanes: Vec<Lane>,
     expiry: BinaryHeap<Reverse<(i64, u64)>>,
     now: i64,
-    /// The first and the last time at which a unit was under way.
+    /// The start of the first unit and the latest start or end of a unit.
     first: Option<i64>,
     last: i64,
     since_clearing: u32,
@@ -122,7 +123,7 @@ pub(crate) struct Joiner<'a> {
 }
 
 impl<'a> Joiner<'a> {
-    /// A joiner for a round of `run`; joined requests go to `sink`.
+    /// Creates a joiner for a round of `run`; it passes joined requests to `sink`.
     pub(crate) fn new(
         run: &Run,
         survey: &Survey,
@@ -179,7 +180,7 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// Takes the next event in.
+    /// Processes the next event.
     pub(crate) fn event(&mut self, seen: &Seen) {
         self.counts.events += 1;
         self.now = self.now.max(seen.at);
@@ -199,7 +200,7 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// Follows what is left.
+    /// Follows or gives up all remaining requests, and returns the counts.
     pub(crate) fn finish(mut self) -> Counts {
         self.now = i64::MAX / 2;
         self.settle(i64::MAX / 2);
@@ -225,8 +226,8 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// From when on events on the host must have their cause in the guest: whatever came before
-    /// the first operation is none of the benchmark's.
+    /// Returns the time from which events on the host need a cause in the guest. Events before the
+    /// first operation do not belong to the benchmark. Without a benchmark, no event needs a cause.
     fn window_start(&self) -> i64 {
         match self.probes.benchmark {
             true => self.first.unwrap_or(i64::MAX),
@@ -300,7 +301,7 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// Does everything that is due when all events up to `now` plus the slack were read.
+    /// Follows all requests that completed by `due`; their events have all been read.
     fn settle(&mut self, due: i64) {
         self.link(due);
         if self.host_only.is_some() {
@@ -337,7 +338,7 @@ impl<'a> Joiner<'a> {
             unit.open -= 1;
             match &way {
                 Some(way) => {
-                    // Complete requests come in order: this one is the last so far.
+                    // Completed requests arrive in order, so this one is the last so far.
                     let seen = unit.last.take();
                     let mut way = way.clone();
                     if let Some(seen) = seen {
@@ -387,7 +388,7 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// Hands out the requests of a kick once all of them are followed.
+    /// Passes the requests of a kick to the sink once all of them are followed.
     fn flush_kick(&mut self, id: Option<u64>) {
         let kick = id.and_then(|id| self.guest.kicks.get_mut(id));
         if let Some(kick) = kick.filter(|kick| kick.settled == kick.members) {
@@ -398,14 +399,14 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// Gives up units that are overdue.
+    /// Gives up units whose deadline has passed.
     fn expire_units(&mut self, now: i64) {
         while let Some(&Reverse((due, id))) = self.expiry.peek()
             && due <= now
         {
             self.expiry.pop();
             if let Some(unit) = self.guest.units.get(id) {
-                // Of a run that ended before its last requests did, those are nobody's loss.
+                // At the end of the recording, operations that had not ended are not counted.
                 if unit.end.is_none() && now >= i64::MAX / 4 {
                     self.counts.requests -= 1;
                     self.guest.forget(id);
@@ -419,7 +420,7 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// Drops what nothing can refer to any more.
+    /// Drops everything that no later request can refer to.
     fn clear(&mut self) {
         let oldest = self.guest.units.oldest().map(|(_, unit)| unit.start());
         let waiting = self.guest.completed.front();
@@ -439,7 +440,7 @@ impl<'a> Joiner<'a> {
         self.blocks.prune(horizon);
         self.remote.prune(horizon);
         let handlers = &mut self.guest.handlers;
-        // One more is kept: it tells what came before the first.
+        // Keep one handler before the horizon: it bounds the search before the next handler.
         while handlers.get(1).is_some_and(|handler| handler.at < horizon) {
             handlers.pop_front();
         }

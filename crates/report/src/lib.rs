@@ -1,7 +1,7 @@
 //! Reports: pure functions of a run directory.
 //!
-//! [`analysis`] has the shape of everything that can be said about the requests of a run; the
-//! renderers know nothing but that. [`cells`] is the same for experiments, whose runs are tables.
+//! [`analysis`] defines everything that a report says about the requests of a run; the renderers
+//! use nothing else. [`cells`] is its counterpart for experiments, whose runs are tables.
 
 mod analyse;
 pub mod analysis;

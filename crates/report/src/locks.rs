@@ -1,5 +1,5 @@
-//! How long and how often each thread waited for which lock: by futex, and by QEMU's own mutex
-//! events.
+//! How long and how often each thread waited for which lock, from futex calls and from QEMU's own
+//! mutex events.
 
 use std::collections::HashMap;
 
@@ -9,13 +9,13 @@ use crate::analysis::LockRow;
 use crate::calls::{FUTEX, FUTEX_WAIT, is_futex_wait, order, thread_of};
 use crate::distribution::Tally;
 
-/// Locks of threads that are kept apart; those beyond are left out and counted.
+/// Maximum number of (thread, lock) pairs; waits for further ones are counted as ignored.
 const MAX_ROWS: usize = 4096;
-/// Rows that a report has.
+/// Maximum number of rows in a report.
 const MAX_SHOWN: usize = 200;
-/// Places in QEMU's source that take one mutex.
+/// Maximum number of places in QEMU's source that are kept for a mutex.
 const MAX_PLACES: usize = 16;
-/// A wait that did not come about because the lock had changed meanwhile.
+/// The result of a futex wait that did not wait because the lock had changed.
 const EAGAIN: i64 = -11;
 
 /// Collects waits, event by event.
@@ -23,7 +23,7 @@ const EAGAIN: i64 = -11;
 pub struct Locks {
     rows: HashMap<Key, Tally>,
     waiting: HashMap<(Source, u32), Wait>,
-    /// Where each mutex is taken, and how often.
+    /// The places that take each mutex, and how often.
     places: HashMap<u64, Vec<Place>>,
     ignored: u64,
 }
@@ -59,13 +59,13 @@ struct Wait {
 /// A place in QEMU's source that takes a mutex.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// Index of a string.
+    /// Index of the file's name in the stream's strings.
     file: u64,
     line: u64,
     times: u64,
 }
 
-/// Which of a stream's strings are QEMU's mutex events.
+/// The numbers of QEMU's mutex events in a stream's strings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MutexNames {
     lock: Option<u64>,
@@ -73,7 +73,7 @@ pub struct MutexNames {
 }
 
 impl MutexNames {
-    /// By the strings of the stream's header.
+    /// Finds the events in the strings of a stream's header.
     pub fn of(strings: &[String]) -> MutexNames {
         let index = |name: &str| strings.iter().position(|s| s == name).map(|i| i as u64);
         MutexNames {
@@ -84,12 +84,12 @@ impl MutexNames {
 }
 
 impl Locks {
-    /// Without any waits yet.
+    /// Creates a table without waits.
     pub fn new() -> Locks {
         Locks::default()
     }
 
-    /// Takes an event of system calls in, at `time` in ns. Only futexes are looked at.
+    /// Processes a system call event at `time` in ns. Only futex calls count.
     #[inline]
     pub fn add_call(&mut self, time: i64, event: &Event) {
         match event.kind {
@@ -113,19 +113,20 @@ impl Locks {
         }
     }
 
-    /// Takes an event of QEMU's in, at `time` in ns.
+    /// Processes an event of QEMU at `time` in ns.
     #[inline]
     pub fn add_qemu(&mut self, time: i64, event: &Event, names: MutexNames) {
         match event.kind {
             Kind::Qemu => {
                 let [name, address, line, file, ..] = event.args;
-                // Without its thread a wait's end cannot be told from another's.
+                // Without a thread ID, the end of a wait cannot be matched to its start.
                 if Some(name) == names.lock && event.tid != 0 {
                     self.begin(Source::Mutex, event.tid, address, time);
                 } else if Some(name) == names.locked {
                     self.count_place(address, file, line);
                     let wait = self.waiting.remove(&(Source::Mutex, event.tid));
-                    // Without its wait it was only tried; with another's, events are missing.
+                    // Without a wait, the mutex was only tried. With another mutex's wait, events
+                    // are missing.
                     if let Some(wait) = wait.filter(|wait| wait.address == address) {
                         self.end(Source::Mutex, event.tid, wait, time);
                     }
@@ -139,7 +140,7 @@ impl Locks {
     }
 
     fn begin(&mut self, source: Source, tid: u32, address: u64, since: i64) {
-        // As many as there are threads; a flood of made-up ones must not grow it.
+        // There are as many waits as threads; the limit bounds memory for damaged files.
         if self.waiting.len() >= 2 * MAX_ROWS {
             self.ignored += 1;
             return;
@@ -177,7 +178,7 @@ impl Locks {
         }
     }
 
-    /// Where QEMU takes each mutex that it told of, by address, for people.
+    /// Returns where QEMU takes each mutex, by address, as text for the reader.
     pub(crate) fn taken_at(&self, strings: &[String]) -> HashMap<u64, String> {
         let places = self.places.iter();
         places
@@ -185,9 +186,9 @@ impl Locks {
             .collect()
     }
 
-    /// The table, the longest waits in all first; `threads` says who they are, `strings` are those
-    /// of QEMU's stream, `symbol` names an address of a process (pid, address) if it can. The
-    /// second is what to know of it, a line each.
+    /// Returns the table, longest total wait first, and notes on it, a line each. `threads` lists
+    /// the known threads, and `strings` are those of QEMU's stream. `symbol` returns the name of an
+    /// address in a process (pid, address), if known.
     pub fn finish(
         self,
         threads: &[Thread],
@@ -236,7 +237,7 @@ impl Locks {
     }
 }
 
-/// A mutex has no name in QEMU's events, but places that take it: the one that does most often.
+/// Describes a mutex by the place that takes it most often, as QEMU's events do not name it.
 fn describe(places: &[Place], strings: &[String]) -> Option<String> {
     let Place { file, line, .. } = *places.iter().max_by_key(|place| place.times)?;
     let file = strings.get(usize::try_from(file).ok()?)?;
@@ -277,7 +278,7 @@ mod tests {
             (70, 1, 0x10, 9 | 128, 0),
             (500, 1, 0x20, 128, -110),
             (60, 2, 0x10, 128, 0),
-            // Woke another, and found the lock changed: no waits.
+            // No waits: the first wakes another thread, the second finds the lock changed.
             (90, 1, 0x10, 129, 1),
             (90, 1, 0x10, 128, EAGAIN),
         ] {
@@ -334,7 +335,7 @@ mod tests {
             locks.add_qemu(end, &event(3, tid, mutex, line, 1), names);
             locks.add_qemu(end, &event(0, tid, mutex, line, 1), names);
         }
-        // Tried only; and a wait for one that ends with another.
+        // A mutex that was only tried; then a wait for one mutex that ends with another.
         locks.add_qemu(60, &event(3, 3, 7, 95, 1), names);
         locks.add_qemu(70, &event(1, 3, 7, 95, 1), names);
         locks.add_qemu(80, &event(3, 3, 8, 95, 1), names);

@@ -1,18 +1,18 @@
-//! What tracing costs: traced rounds against the untraced ones next to them.
+//! The cost of tracing: compares traced rounds with the nearest untraced ones.
 
 use fathom_run::Round;
 
 use crate::analysis::Overhead;
 
-/// Resamples of the bootstrap.
+/// Number of resamples of the bootstrap.
 const RESAMPLES: usize = 10_000;
-/// The same figures for the same run, always.
+/// Seed of the bootstrap; fixed, so that the same run always gives the same figures.
 const SEED: u64 = 0x5eed_fa70_0123_4567;
 
-/// Of one set of collectors, each traced round's figure and its control's.
+/// A set of collectors, and (traced mean, control mean) of each of its rounds.
 type Pairs<'a> = (&'a [String], Vec<(f64, f64)>);
 
-/// For each set of collectors, the difference of the benchmark's own figure between rounds with it
+/// Returns, for each set of collectors, the difference of the benchmark's mean between its rounds
 /// and the untraced rounds nearest to them.
 pub(crate) fn overheads(rounds: &[Round]) -> Vec<Overhead> {
     let figure = |round: &Round| {
@@ -33,7 +33,7 @@ pub(crate) fn overheads(rounds: &[Round]) -> Vec<Overhead> {
         let Some(traced) = figure(round) else {
             continue;
         };
-        // The nearest control; of two, the one before.
+        // The nearest untraced round; of two equally near, the earlier one.
         let nearest = untraced.iter().min_by_key(|(at, _)| (at.abs_diff(i), *at));
         let Some(&(_, control)) = nearest else {
             continue;
@@ -64,7 +64,7 @@ fn overhead(traced: &[String], pairs: &[(f64, f64)]) -> Overhead {
     }
 }
 
-/// The 95% interval of the mean by the percentile bootstrap.
+/// Returns the 95% interval of the mean, by the percentile bootstrap.
 fn interval(values: &[f64]) -> (f64, f64) {
     let mut random = SEED;
     let mut means: Vec<f64> = (0..RESAMPLES)
@@ -79,7 +79,7 @@ fn interval(values: &[f64]) -> (f64, f64) {
     (means[RESAMPLES / 40], means[RESAMPLES - 1 - RESAMPLES / 40])
 }
 
-/// A number below `n`, by splitmix64.
+/// Returns a random number below `n`, by splitmix64.
 fn draw(state: &mut u64, n: usize) -> usize {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn each_traced_round_is_set_against_its_neighbour() {
-        // The machine slows down meanwhile; only pairs show that tracing costs 10.
+        // The machine slows down during the run; only pairs show that tracing costs about 10.
         let mut rounds = Vec::new();
         for i in 0..20 {
             let drift = f64::from(i) * 1000.0;
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!((kvm.pairs, kvm.traced[0].as_str()), (20, "kvm"));
         assert!((kvm.difference_ns - 9.05).abs() < 1e-6);
         assert!(kvm.low_ns < kvm.difference_ns && kvm.difference_ns < kvm.high_ns);
-        // Known from the theory: +-1.96 standard errors, 0.83 / sqrt(20) each.
+        // The theoretical value: +-1.96 standard errors of 0.83 / sqrt(20) each.
         assert!((kvm.high_ns - kvm.low_ns - 2.0 * 1.96 * 0.19).abs() < 0.1);
         assert_eq!(overheads(&rounds), all, "the same figures every time");
     }

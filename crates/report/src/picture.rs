@@ -1,4 +1,4 @@
-//! Which moment of a round the picture of its threads shows.
+//! Chooses the part of a round that the picture of its threads shows.
 
 use std::path::Path;
 
@@ -9,19 +9,20 @@ use crate::clock::{TimeBase, trusted_offset};
 use crate::join::merge::Side;
 use crate::join::way::Key;
 
-/// Enough for some requests of any device. Many more would be a blur.
+/// Length of the window in ns: enough for some requests of any device, and still readable.
 const LENGTH: i64 = 10_000_000;
 
-/// What is shown, and where it lies in the round, in ns; None: at the middle of its events.
+/// A window in ns of the host's clock, and its description. Without a window, the picture begins
+/// at the middle of the round's events.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Moment {
     pub(crate) window: Option<(i64, i64)>,
     pub(crate) picture: Picture,
 }
 
-/// The slowest request of a round and some time before and after it, then the request alone, for
-/// where so much happens that no more can be shown; last, or where no request can be told, the
-/// middle of the round.
+/// Returns the windows to try, best first: the slowest request with some time around it, the
+/// request alone, and the middle of the round. The second is for rounds with too many calls to
+/// draw more. If the slowest request is unknown, only the middle of the round is returned.
 pub(crate) fn choose(dir: &Path, round: &Round) -> Vec<Moment> {
     let picture = |why_not: &str| Picture {
         round: round.name.clone(),
@@ -44,7 +45,7 @@ pub(crate) fn choose(dir: &Path, round: &Round) -> Vec<Moment> {
 }
 
 impl Picture {
-    /// Whether it shows its request in this much of its window.
+    /// Returns whether the first `length` ns of the window contain its request.
     pub(crate) fn is_within(&self, length: i64) -> bool {
         let request = self.request.as_ref();
         request.is_none_or(|request| request.start + request.total <= length)
@@ -61,7 +62,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// It and a quarter of its time around it, `least` ns or more.
+    /// Returns the request with an eighth of its duration on each side, but at least `least` ns.
     fn moment(self, least: i64, picture: Picture) -> Moment {
         let total = self.end - self.start;
         let length = least.max(total / 4 * 5);
@@ -86,7 +87,7 @@ impl Slow {
     }
 }
 
-/// The benchmark's slowest operation; the error says why there is none.
+/// Returns the benchmark's slowest operation; the error says why there is none.
 fn slowest(dir: &Path, round: &Round) -> Result<Slow, String> {
     let offset = trusted_offset(&round.clocks, false)?;
     let time = TimeBase::new(&round.clocks, offset, false);
@@ -94,7 +95,7 @@ fn slowest(dir: &Path, round: &Round) -> Result<Slow, String> {
     let guests = guests.filter(|info| Side::of(info.clock) == Side::Guest);
     let (mut slowest, mut number) = (None, 0);
     for info in guests {
-        // Damage ends the reading; whoever reads the round for its tables says so.
+        // Damage ends the reading; the reader of the round's tables reports it.
         let events = round
             .open(dir, info)
             .into_iter()

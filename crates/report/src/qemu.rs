@@ -1,8 +1,8 @@
 //! The steps of a request within QEMU, in the order of the wiki's table of aio=threads and
-//! aio=native: each row is the time from the row before it, the first from the interrupt of the
-//! request before.
+//! aio=native. Each row is the time since the row before it; the first row is the time since the
+//! interrupt of the request before.
 //!
-//! At depth 1 the means add up to the benchmark's latency, as they did there.
+//! At depth 1 the means add up to the benchmark's latency, as in the wiki.
 
 mod names;
 
@@ -15,12 +15,12 @@ use crate::analysis::QemuStep;
 use crate::distribution::Tally;
 use names::{Names, Row, What};
 
-/// Requests in flight that are followed.
+/// Maximum number of requests in flight that are followed.
 const MAX_REQUESTS: usize = 1 << 16;
-/// Devices and threads that are told apart.
+/// Maximum number of devices, then of threads, that are distinguished.
 const MAX_DEVICES: usize = 64;
 const MAX_THREADS: usize = 512;
-/// Requests of one thread between two submits.
+/// Maximum number of requests of one thread between two submits.
 const MAX_PENDING: usize = 1024;
 
 /// Follows requests through QEMU's events, event by event.
@@ -30,23 +30,23 @@ pub struct Steps {
     devices: HashMap<u64, Device>,
     requests: HashMap<Key, Request>,
     threads: HashMap<u32, ThreadState>,
-    /// Requests by what QEMU's engine calls them.
+    /// Requests by the number that QEMU's I/O engine gives them.
     submitted: HashMap<u64, Key>,
     ambiguous: u64,
     ignored: u64,
 }
 
-/// A device and a request of its, by their addresses.
+/// The addresses of a device and of one of its requests.
 type Key = (u64, u64);
 
-/// The request's times of the wiki's rows.
+/// The times of a request's points.
 #[derive(Clone, Copy, Debug, Default)]
 struct Request {
     notified: Option<i64>,
     submit: Option<i64>,
     complete: Option<i64>,
     rw_complete: Option<i64>,
-    /// Submitted together with others: what is whose is not known.
+    /// The request was submitted together with others, so its submit and completion are unknown.
     is_ambiguous: bool,
 }
 
@@ -55,21 +55,21 @@ struct Device {
     requests: u64,
     /// The last interrupt, until the next kick.
     interrupted: Option<i64>,
-    /// Completed, waiting for the interrupt.
+    /// Completed requests that wait for the interrupt.
     done: Vec<Request>,
     rows: [Tally; Row::COUNT],
 }
 
 #[derive(Debug, Default)]
 struct ThreadState {
-    /// The last kick, and its device.
+    /// The last kick: its device and its time.
     kicked: Option<(u64, i64)>,
-    /// Taken from the ring and not submitted yet.
+    /// Requests taken from the ring and not submitted yet.
     pending: Vec<Key>,
 }
 
 impl Steps {
-    /// For a stream with these strings.
+    /// Creates the state for a stream with these strings.
     pub fn new(strings: &[String]) -> Steps {
         Steps {
             names: Names::of(strings),
@@ -82,8 +82,8 @@ impl Steps {
         }
     }
 
-    /// Takes an event in, at `time` in ns. Other kinds than [`Kind::Qemu`] and [`Kind::Lost`] are
-    /// passed over.
+    /// Processes an event at `time` in ns. Ignores events other than [`Kind::Qemu`] and
+    /// [`Kind::Lost`].
     #[inline]
     pub fn add(&mut self, time: i64, event: &Event) {
         match event.kind {
@@ -114,7 +114,7 @@ impl Steps {
         }
     }
 
-    /// The events that are missing may be anybody's.
+    /// Forgets all requests in flight, as the missing events may belong to any of them.
     fn forget(&mut self) {
         self.requests.clear();
         self.threads.clear();
@@ -145,7 +145,8 @@ impl Steps {
         if let Some(thread) = self.thread(tid) {
             thread.kicked = Some((address, time));
         }
-        // Only the first after an interrupt: QEMU looks at the queue again before it sleeps.
+        // Only the first kick after an interrupt counts: QEMU checks the queue again before it
+        // sleeps.
         let device = self.devices.get_mut(&address);
         if let Some((device, since)) = device.and_then(|d| d.interrupted.take().map(|s| (d, s))) {
             device.rows[Row::Kick as usize].add(time.saturating_sub(since));
@@ -161,7 +162,7 @@ impl Steps {
             return;
         };
         if thread.pending.len() == MAX_PENDING {
-            // Nobody submits: these events are not of a kind that we know.
+            // No submit follows: the stream lacks the submit events of this engine.
             thread.pending.clear();
         }
         thread.pending.push(key);
@@ -181,7 +182,7 @@ impl Steps {
             return;
         };
         match thread.pending[..] {
-            // Of something else than a guest's request: a flush, metadata.
+            // The submit is not for a guest request, but for a flush or metadata.
             [] => {}
             [key] => {
                 if let Some(request) = self.requests.get_mut(&key) {
@@ -191,7 +192,7 @@ impl Steps {
                     self.submitted.insert(engine, key);
                 }
             }
-            // QEMU merges what it takes together, and sorts it first.
+            // QEMU sorts and merges requests that it takes together.
             ref several => {
                 for key in several {
                     if let Some(request) = self.requests.get_mut(key) {
@@ -229,8 +230,8 @@ impl Steps {
         }
     }
 
-    /// The rows, of the device with the most requests; none without any. `version` is QEMU's. The
-    /// second is what to know of them, a line each.
+    /// Returns the rows of the device with the most requests, and notes on them, a line each. There
+    /// are no rows without requests. `version` is QEMU's version.
     pub fn finish(self, version: Option<Version>) -> (Vec<QemuStep>, Vec<String>) {
         let mut notes = Vec::new();
         let devices = self.devices.iter();

@@ -1,5 +1,5 @@
-//! What a report looks like: each renderer turns [`Analysis`](crate::analysis::Analysis) values
-//! into text or bytes. The same analyses give the same bytes.
+//! Renderers: each turns [`Analysis`](crate::analysis::Analysis) values into text or bytes. The
+//! same analyses give the same bytes.
 
 pub(crate) mod comparison;
 pub mod csv;

@@ -1,4 +1,4 @@
-//! What a run says of the server's and the vCPUs' threads: system calls, locks, QEMU's steps and a
+//! The tables of the server's and the vCPUs' threads: system calls, locks, QEMU's steps and a
 //! picture, from all rounds that watched them.
 
 use std::collections::HashMap;
@@ -15,29 +15,29 @@ use crate::picture::{self, Moment};
 use crate::qemu::Steps;
 use crate::time_lines::TimeLines;
 
-/// The names of streams, as their collectors write them.
+/// The names of the streams, as their collectors write them.
 const SYSCALLS: &str = "syscalls";
 const FUTEX: &str = "futex";
 const QEMU: &str = "qemu";
 const SYMBOLS: &str = "symbols";
-/// How QEMU's events of mutexes begin.
+/// The prefix of QEMU's mutex events.
 const MUTEX_EVENTS: &str = "qemu_mutex";
 
-/// All that is said of threads.
+/// The results of all threads.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {
     pub(crate) calls: Vec<ThreadCalls>,
     pub(crate) locks: Vec<LockRow>,
     pub(crate) qemu: Vec<QemuStep>,
     pub(crate) time_lines: Vec<TimeLine>,
-    /// What these show.
+    /// The window that `time_lines` show.
     pub(crate) picture: Option<Picture>,
-    /// A line each.
+    /// Problems, a line each.
     pub(crate) problems: Vec<String>,
 }
 
-/// Reads a run's streams of system calls and of QEMU's events. Damage ends a stream where it is,
-/// and is said.
+/// Reads a run's streams of system calls and of QEMU's events. A damaged stream is read up to the
+/// damage, which is listed in the problems.
 pub(crate) fn threads(dir: &Path, run: &Run) -> Threads {
     let mut work = Work {
         dir,
@@ -60,12 +60,12 @@ struct Work<'a> {
     calls: Calls,
     locks: Locks,
     mutexes: Locks,
-    /// Of the first round with QEMU's events: another's strings have other numbers.
+    /// From the first round with QEMU's events; in other rounds, strings have other numbers.
     steps: Option<Steps>,
-    /// The strings of the first round with events of QEMU's mutexes. Tracing those is so costly
-    /// that they have a round of their own.
+    /// The strings of the first round with QEMU's mutex events. Tracing these events is so costly
+    /// that they have their own round.
     strings: Vec<String>,
-    /// By process and address.
+    /// Names of addresses, by process and address.
     symbols: HashMap<(u32, u64), String>,
     found: Threads,
 }
@@ -82,7 +82,7 @@ impl Work<'_> {
                 self.picture(round, info, &time, run);
             }
         } else if let Some(info) = self.stream(round, &time, FUTEX) {
-            // The same calls, and no others: nothing can be said of what lies between them.
+            // The stream has only futex calls, so it says nothing about the time between them.
             let mut locks = std::mem::take(&mut self.locks);
             self.read(round, info, &time, &mut |time, event| {
                 locks.add_call(time, event);
@@ -94,7 +94,8 @@ impl Work<'_> {
         }
     }
 
-    /// The host's stream of this name; one whose times mean nothing is said and left out.
+    /// Returns the host's stream of this name. A stream whose times cannot be converted is left
+    /// out, with a problem.
     fn stream<'r>(
         &mut self,
         round: &'r Round,
@@ -118,14 +119,14 @@ impl Work<'_> {
             calls.add(time, event);
             locks.add_call(time, event);
         });
-        // The next round's first events have nothing to do with this one's last.
+        // The next round's first events do not continue this round's calls.
         let gap = Event::new(0, Kind::Lost, 0, 0, &[]);
         calls.add(0, &gap);
         locks.add_call(0, &gap);
         (self.calls, self.locks) = (calls, locks);
     }
 
-    /// Around the round's slowest request where that can be told, else from its middle.
+    /// Draws the picture around the round's slowest request if it is known, else from the middle.
     fn picture(&mut self, round: &Round, info: &StreamInfo, time: &TimeBase, run: &Run) {
         for mut moment in picture::choose(self.dir, round) {
             let lines = self.time_lines(round, info, time, &moment);
@@ -156,7 +157,7 @@ impl Work<'_> {
             None => info.events / 2,
         };
         let mut number = 0;
-        // Damage was said by the reading of the calls.
+        // Damage was already reported when the calls were read.
         let said = self.found.problems.len();
         self.read(round, info, time, &mut |time, event| {
             if number >= first {
@@ -229,7 +230,7 @@ impl Work<'_> {
         self.found.problems.push(line);
     }
 
-    /// Gives every event of a stream to `take`, with its time in ns.
+    /// Passes every event of a stream to `take`, with its time in ns.
     fn read(
         &mut self,
         round: &Round,
@@ -297,8 +298,8 @@ impl Work<'_> {
     }
 }
 
-/// A futex's name: what lies there, and where QEMU takes it if it is a mutex of its own (its
-/// futex is at the mutex's address). `pid` is 0 for a thread that is not in the run's list.
+/// Returns the name of a futex: its symbol, and the place where QEMU takes it, if it is a QEMU
+/// mutex, whose futex has the mutex's address. `pid` is 0 for a thread that the run does not list.
 fn lock_name(
     symbols: &HashMap<(u32, u64), String>,
     mutex: Option<&String>,
@@ -335,7 +336,7 @@ fn is_hosts(clock: Clock) -> bool {
     )
 }
 
-/// Major and minor in `QEMU emulator version 10.0.2 (Debian ...)`, `10.0.2` and the like.
+/// Parses major and minor from `QEMU emulator version 10.0.2 (Debian ...)`, `10.0.2` and similar.
 fn version(text: &str) -> Option<Version> {
     text.split([' ', '(', ')']).find_map(|word| {
         let (major, rest) = word.split_once('.')?;

@@ -1,4 +1,4 @@
-//! What each thread did when, in a window: system calls, and user space between them.
+//! What each thread did at which time of a window: system calls, and user space between them.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,14 @@ use fathom_run::{Event, Kind, Thread};
 use crate::analysis::TimeLine;
 use crate::calls::{Call, order, thread_of};
 
-/// Spans of one thread: more than a picture can show.
+/// Maximum number of spans of a thread; more than a picture can show.
 const MAX_SPANS: usize = 2000;
 const MAX_THREADS: usize = 64;
 
 /// Collects the spans of a window, event by event.
 #[derive(Debug)]
 pub struct TimeLines {
-    /// None: begins with the first event.
+    /// None: the window begins with the first event.
     start: Option<i64>,
     length: i64,
     threads: HashMap<u32, Line>,
@@ -36,7 +36,7 @@ enum What {
 }
 
 impl TimeLines {
-    /// The first `length` ns.
+    /// Collects the first `length` ns.
     pub fn first(length: i64) -> TimeLines {
         TimeLines {
             start: None,
@@ -46,7 +46,7 @@ impl TimeLines {
         }
     }
 
-    /// From `start` to `end`, both in ns of the events' times.
+    /// Collects from `start` to `end`, both in ns of the events' times.
     pub fn within(start: i64, end: i64) -> TimeLines {
         TimeLines {
             start: Some(start),
@@ -54,8 +54,8 @@ impl TimeLines {
         }
     }
 
-    /// Takes an event in, at `time` in ns; in order of time. False when the window is over: later
-    /// events are of no use.
+    /// Processes an event at `time` in ns; events must be in order of time. Returns false after the
+    /// end of the window: later events have no effect.
     #[inline]
     pub fn add(&mut self, time: i64, event: &Event) -> bool {
         let start = *self.start.get_or_insert(time);
@@ -77,20 +77,20 @@ impl TimeLines {
             let line = self.threads.entry(event.tid).or_default();
             line.turn(start, time, what);
             if line.spans.len() == MAX_SPANS {
-                // All lines end together, or they could not be compared.
+                // End all lines at the same time, so that they can be compared.
                 self.length = time.saturating_sub(start);
             }
         }
         true
     }
 
-    /// How much of the window they hold, in ns: less than was asked for where too much happened in
-    /// it.
+    /// Returns the length of the collected part of the window, in ns. It is less than requested if
+    /// a thread has too many spans.
     pub fn length(&self) -> i64 {
         self.length
     }
 
-    /// The lines, in the order of the table of calls; `threads` says who they are.
+    /// Returns the lines, in the order of the table of calls; `threads` lists the known threads.
     pub fn finish(mut self, threads: &[Thread]) -> Vec<TimeLine> {
         let start = self.start.unwrap_or(0);
         let end = self.last.min(start.saturating_add(self.length));
@@ -112,7 +112,7 @@ impl TimeLines {
 }
 
 impl Line {
-    /// From now on the thread does something else.
+    /// Ends the thread's current span at `time` and starts the next one.
     fn turn(&mut self, start: i64, time: i64, what: What) {
         if let Some((since, was)) = self.now.replace((time, what)) {
             let since = since.max(start);

@@ -1,4 +1,4 @@
-//! When a round's events happened: for every table and picture in the same way.
+//! When a round's events happened, for all tables and pictures alike.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::clock::{self, TimeBase, bounds, crossings, trips};
 use crate::join::merge::Side;
 use crate::join::survey::Survey;
 
-/// How a round's clocks relate, and why KVM's offset is not trusted, if it is there and is not.
+/// Returns how a round's clocks relate, and why KVM's offset is not trusted, if it is not.
 pub(crate) fn time_base(
     dir: &Path,
     run: &Run,
@@ -45,8 +45,8 @@ pub(crate) fn time_base(
     }
 }
 
-/// In a run that was joined of two, what both sides watched: their recordings began and ended at
-/// different times.
+/// Returns the time that all sides of a joined run watched; two recordings begin and end at
+/// different times. Returns all of time for other runs.
 pub(crate) fn common_window(run: &Run, survey: &Survey, time: &TimeBase) -> RangeInclusive<i64> {
     let mut window = i64::MIN..=i64::MAX;
     if run.kind != RunKind::Joined {

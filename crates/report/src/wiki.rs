@@ -1,4 +1,4 @@
-//! The KVM wiki's arithmetic: means between two events, subtracted from each other.
+//! The KVM wiki's arithmetic: mean times between two events, and their differences.
 
 mod means;
 
@@ -9,26 +9,26 @@ use crate::analysis::{QemuStep, Wiki};
 use means::{Mean, ROWS, Row};
 pub(crate) use means::{Means, Served};
 
-/// What one round measured.
+/// The measurements of one round.
 #[derive(Clone, Debug, Default)]
 struct Measured {
     rows: [Mean; 4],
-    /// The benchmark's own figure.
+    /// The benchmark's own mean in ns.
     control: Option<f64>,
     io_of_calls: bool,
 }
 
 impl Measured {
-    /// Which rows there are.
+    /// Returns which rows were measured.
     fn has(&self) -> [bool; 4] {
         self.rows.map(|row| row.count > 0)
     }
 }
 
-/// What the rounds together say, in the wiki's form.
+/// The wiki's tables, from all rounds.
 ///
-/// Rows are subtracted from each other, so all of them come from the same rounds: what is watched
-/// costs time, and in each sort of rounds another.
+/// Rows are subtracted from each other, so all of them come from rounds with the same rows.
+/// Tracing costs time, and the cost differs between kinds of rounds.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rounds: Vec<Measured>,
@@ -37,7 +37,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Adds what one round measured.
+    /// Adds the measurements of one round.
     pub(crate) fn add(&mut self, round: &Round, means: &Means) {
         self.rounds.push(Measured {
             rows: means.rows,
@@ -47,7 +47,8 @@ impl Table {
     }
 
     /// Adds QEMU's own time from the kick to the interrupt, by its events. Each step is the time
-    /// from the one before; the first, from the interrupt before to the kick, is no part of QEMU's.
+    /// since the previous one. The first step, from the previous interrupt to the kick, is not
+    /// QEMU's.
     pub(crate) fn add_qemu(&mut self, round: &Round, steps: &[QemuStep]) {
         let seen = |step: &&QemuStep| step.time.count > 0;
         let within = || steps.iter().skip(1).filter(seen);
@@ -62,11 +63,11 @@ impl Table {
         self.qemu = Some(measured);
     }
 
-    /// The rounds whose rows are shown: those that measured the most of them.
+    /// Returns the rounds whose rows are shown: those with the most rows.
     fn best(&self) -> Vec<&Measured> {
         let count = |round: &&Measured| round.has().into_iter().filter(|&has| has).count();
         let rounds = self.rounds.iter().filter(|round| count(round) > 0);
-        // Of equals the first.
+        // The first of several equals.
         let best = rounds.rev().max_by_key(count);
         let Some(best) = best.map(Measured::has) else {
             return Vec::new();
@@ -75,7 +76,7 @@ impl Table {
         self.rounds.iter().filter(same).collect()
     }
 
-    /// The two tables; None when nothing but benchmarks was measured.
+    /// Returns the two tables; None if only benchmarks were measured.
     pub(crate) fn finish(self, run: &Run) -> Option<Wiki> {
         let best = self.best();
         let of_qemu = self.qemu.as_ref().filter(|qemu| qemu.has().contains(&true));
@@ -141,7 +142,7 @@ fn control(round: &Round) -> Option<f64> {
     round.benchmark.as_ref().map(|benchmark| benchmark.mean_ns)
 }
 
-/// The benchmark's figure from the rounds that the rows come from; else from the untraced rounds.
+/// Returns the benchmark's mean from the rounds of the rows; else from the untraced rounds.
 fn benchmark(run: &Run, control: Option<f64>) -> Option<f64> {
     let untraced = run
         .rounds
@@ -151,8 +152,8 @@ fn benchmark(run: &Run, control: Option<f64>) -> Option<f64> {
     control.or_else(|| average(untraced))
 }
 
-/// What QEMU's own events say of its row: they are from a round of their own, so it is shown where
-/// nothing else tells, and is subtracted from nothing.
+/// Adds the row of QEMU's own events, which have a separate round. The row is shown if no other
+/// round measured it, and is not subtracted from other rows. Returns a note about it.
 fn add_events(shown: &mut [Shown], qemu: &Measured) -> Option<String> {
     let row = &mut shown[1 + Row::Server as usize];
     let mean = qemu.rows[Row::Server as usize].value()?;
@@ -190,7 +191,7 @@ fn caveats(run: &Run) -> Vec<String> {
     notes
 }
 
-/// A negative layer is shown as it is, and so is what its rows are means of.
+/// Returns the reason for negative layers, which the table shows as they are.
 fn why_negative(
     deltas: &[(String, f64, f64)],
     best: &[&Measured],
@@ -219,7 +220,7 @@ fn average(values: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Who serves the disk, as the wiki's rows name it.
+/// Returns the name of the disk's server in the wiki's rows.
 fn server(run: &Run) -> String {
     let server = run.scenario.as_ref().map(|s| s.server.as_str());
     let device = run.disk().map(|disk| disk.device.as_str());
@@ -248,7 +249,7 @@ fn names(run: &Run, by_calls: bool) -> [String; 4] {
     ]
 }
 
-/// Differences of successive rows; where a row is missing, the layers on both its sides are one.
+/// Returns differences of successive rows; the layers around a missing row become one.
 fn deltas(rows: &[Shown], server: &str) -> Vec<(String, f64, f64)> {
     let layers = [
         "Guest".into(),
@@ -283,7 +284,7 @@ fn deltas(rows: &[Shown], server: &str) -> Vec<(String, f64, f64)> {
 mod tests {
     use super::*;
 
-    /// The wiki's own figures, its own deltas.
+    /// The wiki's own figures give the wiki's own differences.
     #[test]
     fn the_wikis_table_comes_out_of_the_wikis_figures() {
         let row = |name: &str, mean| Shown::new(name, Some(mean), None);
@@ -381,7 +382,7 @@ mod tests {
         assert_eq!(wiki.cumulative[3], server);
         let said = |wiki: &Wiki, words: &str| wiki.notes.iter().any(|note| note.contains(words));
         assert!(said(&wiki, "not subtracted"), "{:?}", wiki.notes);
-        // Where the same rounds tell of it, QEMU's own round is a remark.
+        // If the same rounds measured the row, QEMU's own round is only a note.
         let table = Table {
             rounds: vec![measured(100.0, [90.0, 80.0, 70.0, 40.0])],
             qemu: Some(qemu),

@@ -1,59 +1,60 @@
-//! The points of a request's way, and the layers between them.
+//! The points of a request's path, and the layers between them.
 
 use serde::Serialize;
 
-/// A point on a request's way. In this order a request passes them; those that nobody saw are
-/// missing, and the time on both sides of a missing point belongs to one layer (see
+/// A point on a request's path, in the order in which a request passes them. Points that were not
+/// seen are missing. The time on both sides of a missing point belongs to one layer (see
 /// [`Layer::between`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Point {
     /// The benchmark calls read() or write().
     Call,
-    /// The guest's block layer has the bio.
+    /// The guest's block layer queues the bio.
     Bio,
-    /// The guest's driver has the request; it is put into the ring at once.
+    /// The guest's driver gets the request and puts it into the ring at once.
     Issue,
     /// The guest writes the doorbell.
     Kick,
-    /// The vCPU has left the guest.
+    /// The vCPU exits from the guest.
     Exit,
-    /// KVM signals the eventfd: its own event where a probe on it could be had, else the doorbell's,
-    /// which KVM emits just before (kvm_mmio, kvm_pio) or just after (kvm_fast_mmio).
+    /// KVM signals the eventfd. The time is from the signal's own event if a probe on it was
+    /// possible. Otherwise it is from the doorbell's event, which KVM emits just before the signal
+    /// (kvm_mmio, kvm_pio) or just after it (kvm_fast_mmio).
     Signal,
-    /// The server has woken up.
+    /// The server wakes up.
     Wake,
-    /// The server has taken the request from the ring.
+    /// The server takes the request from the ring.
     Pop,
-    /// The server hands the request to its image, past its filters.
+    /// The server passes the request to its image, after its filters.
     Map,
-    /// The server hands the I/O to the kernel, or to the connection to another host.
+    /// The server passes the I/O to the kernel, or to the connection to another host.
     Device,
-    /// The remote host's server has received it.
+    /// The remote host's server receives the request.
     RemoteWake,
-    /// That server has taken it on.
+    /// The remote server takes the request on.
     RemotePop,
-    /// That server hands it to its image, past its filters.
+    /// The remote server passes the request to its image, after its filters.
     RemoteMap,
-    /// That server hands the I/O to its kernel.
+    /// The remote server passes the I/O to its kernel.
     RemoteDevice,
-    /// That server has the result.
+    /// The remote server gets the result.
     RemoteResult,
-    /// That server has handed the reply to its connection.
+    /// The remote server passes the reply to its connection.
     RemoteSent,
-    /// The host's block layer issues it to the host's driver.
+    /// The host's block layer issues the request to the host's driver.
     HostIssue,
-    /// The host's driver reports it done.
+    /// The host's driver reports completion.
     HostComplete,
-    /// The server has the result.
+    /// The server gets the result.
     Result,
-    /// The server has put the request into the used ring.
+    /// The server puts the request into the used ring.
     Used,
     /// KVM sends the interrupt.
     Interrupt,
-    /// The host runs the sleeping vCPU's thread again.
+    /// The host's scheduler runs the sleeping vCPU's thread again.
     Woken,
-    /// The vCPU enters the guest again (only where it had to be woken).
+    /// The vCPU enters the guest again; only for a vCPU that was outside the guest.
     Entry,
     /// The guest's interrupt handler runs.
     Handler,
@@ -63,13 +64,13 @@ pub enum Point {
     Return,
 }
 
-/// Where time goes. Every nanosecond between a request's call and its return is in exactly one.
+/// A layer that takes time. Each ns between a request's call and its return is in exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layer {
     /// Call to Issue: system call, file system, block layer of the guest.
     GuestSubmit,
-    /// Issue to Kick, or to Pop where the server polls: waiting in the ring for the batch's kick.
+    /// Issue to Kick, or to Pop if the server polls: waiting in the ring for the batch's kick.
     GuestBatch,
     /// Kick to Exit.
     KickExit,
@@ -79,25 +80,25 @@ pub enum Layer {
     ServerWake,
     /// Kick to Wake, where KVM was not watched between them.
     KickPath,
-    /// Wake to Pop: waiting for the requests before it.
+    /// Wake to Pop: waiting for earlier requests of the batch.
     ServerPop,
     /// Pop to Map: filters.
     ServerQueue,
     /// Map to Device: image metadata.
     ServerMap,
-    /// Device to RemoteWake: from one server to the other.
+    /// Device to RemoteWake: from this server to the remote one.
     NetworkOut,
-    /// RemoteWake to RemotePop: waiting for the requests before it.
+    /// RemoteWake to RemotePop: waiting for earlier requests.
     RemotePop,
     /// RemotePop to RemoteMap: the remote server's filters.
     RemoteQueue,
-    /// RemoteMap to RemoteDevice: image metadata there.
+    /// RemoteMap to RemoteDevice: image metadata of the remote server.
     RemoteMap,
     /// RemoteDevice to RemoteResult.
     RemoteDevice,
     /// RemoteResult to RemoteSent.
     RemoteAnswer,
-    /// RemoteSent to Result: the way back.
+    /// RemoteSent to Result: from the remote server back to this one.
     NetworkBack,
     /// Signal to HostIssue, where the server has no stamps of its own: QEMU, and the host's block
     /// layer above the driver.
@@ -110,13 +111,13 @@ pub enum Layer {
     HostDevice,
     /// HostComplete to Result.
     HostReap,
-    /// Device to Result where the host's block layer was not seen for it: page cache, memory.
+    /// Device to Result without a host request that was seen: page cache, memory.
     HostIo,
     /// HostComplete to Interrupt, where the server has no stamps of its own.
     ServerOut,
     /// Result to Interrupt, where the server has no stamps between them.
     ServerAnswer,
-    /// Result to Used: batching of completions included.
+    /// Result to Used, including the batching of completions.
     ServerFinish,
     /// Used to Interrupt.
     ServerNotify,
@@ -126,22 +127,23 @@ pub enum Layer {
     VcpuSchedule,
     /// Woken to Entry: KVM.
     VcpuEnter,
-    /// Entry (or Interrupt, where the vCPU was in the guest or its entries were not traced) to
-    /// Handler.
+    /// Entry to Handler. Interrupt to Handler if the vCPU was in the guest, or if its entries were
+    /// not traced.
     InterruptEntry,
     /// Used to Handler, where KVM was not watched between them.
     InterruptPath,
-    /// Kick to Handler, where nobody was watched between them: the device as the guest sees it.
+    /// Kick to Handler, where nothing was watched between them: the device as the guest sees it.
     GuestDevice,
-    /// Handler to Complete; Used to Complete where a handler that was running already took it.
+    /// Handler to Complete. Used to Complete if a handler that was already running took the
+    /// request.
     GuestBottomHalf,
     /// Complete to Return.
     GuestReturn,
-    /// What lies between points too far apart to tell whose it is.
+    /// Time between points that are too far apart to belong to one layer.
     Unattributed,
 }
 
-/// How the wiki grouped its layers.
+/// The groups of layers, as in the wiki.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Group {
@@ -152,11 +154,11 @@ pub enum Group {
     ServerSwitching,
     /// QEMU, or the disk's server.
     Server,
-    /// Between two hosts.
+    /// The network between two hosts.
     Network,
     /// The server on the other host.
     RemoteServer,
-    /// What that one has its bytes on.
+    /// The remote server's storage.
     RemoteIo,
     HostIo,
     /// Everything outside the guest, where only the guest was watched.
@@ -165,7 +167,7 @@ pub enum Group {
 }
 
 impl Point {
-    /// Every point, in the order of the way.
+    /// All points, in the order of the path.
     pub const ALL: &'static [Point] = &[
         Point::Call,
         Point::Bio,
@@ -197,7 +199,7 @@ impl Point {
 }
 
 impl Layer {
-    /// Every layer, in the order of a request's way.
+    /// All layers, in the order of a request's path.
     pub const ALL: &'static [Layer] = &[
         Layer::GuestSubmit,
         Layer::GuestBatch,
@@ -236,7 +238,7 @@ impl Layer {
         Layer::Unattributed,
     ];
 
-    /// The points that the layer lies between; None for [`Layer::Unattributed`].
+    /// Returns the first and last point of the layer; None for [`Layer::Unattributed`].
     pub fn span(self) -> Option<(Point, Point)> {
         Some(match self {
             Layer::GuestSubmit => (Point::Call, Point::Issue),
@@ -277,11 +279,11 @@ impl Layer {
         })
     }
 
-    /// Whose the time between two points is, if all that lies between them went unseen: the
-    /// narrowest layer whose [`span`](Self::span) holds both, else [`Layer::Unattributed`]. The
-    /// join knows two more cases, which the points alone do not tell: Issue to Pop of a request
-    /// that the server found by itself is [`Layer::GuestBatch`], and Used to Complete of one that a
-    /// running handler took is [`Layer::GuestBottomHalf`].
+    /// Returns the layer of the time between two points, if no point between them was seen. This is
+    /// the narrowest layer whose [`span`](Self::span) contains both, else [`Layer::Unattributed`].
+    /// The join knows two more cases, which do not follow from the points alone. Issue to Pop of a
+    /// polled request is [`Layer::GuestBatch`]. Used to Complete of a request that a running
+    /// handler took is [`Layer::GuestBottomHalf`].
     pub fn between(from: Point, to: Point) -> Layer {
         let width = |&layer: &Layer| layer.span().map_or(u8::MAX, |(a, b)| b as u8 - a as u8);
         let holds = |layer: &Layer| layer.span().is_some_and(|(a, b)| a <= from && to <= b);
@@ -291,8 +293,8 @@ impl Layer {
             .unwrap_or(Layer::Unattributed)
     }
 
-    /// Whether it stands for layers that were not told apart: nobody watched the points within it,
-    /// or saw them.
+    /// Returns whether the layer stands for several layers that could not be separated, because the
+    /// points within it were not watched or not seen.
     pub fn is_gap(self) -> bool {
         matches!(
             self,
@@ -307,7 +309,7 @@ impl Layer {
         )
     }
 
-    /// Name in tables, and group.
+    /// Returns the layer's name in tables, and its group.
     pub fn describe(self) -> (&'static str, Group) {
         match self {
             Layer::GuestSubmit => ("guest: call to driver", Group::Guest),

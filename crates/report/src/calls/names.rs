@@ -1,16 +1,16 @@
-//! What system calls of x86-64 are called, with what tells their uses apart.
+//! Names of the system calls of x86-64, including the arguments that distinguish their uses.
 
 use std::borrow::Cow;
 
 use syscalls::x86_64::Sysno;
 
-/// `ioctl` and `futex`, the two whose second argument says what they do.
+/// `ioctl` and `futex`, the two calls whose second argument selects the operation.
 const IOCTL: u64 = Sysno::ioctl as u64;
 pub(crate) const FUTEX: u64 = Sysno::futex as u64;
-/// futex2's wait, whose first argument is the address as well.
+/// futex2's wait; its first argument is also the address.
 pub(crate) const FUTEX_WAIT: u64 = Sysno::futex_wait as u64;
 
-/// FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME are above these bits (linux/futex.h).
+/// Mask of the command; FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME are above it (linux/futex.h).
 const FUTEX_COMMAND: u64 = 0x7f;
 
 /// Requests to KVM that QEMU makes while a guest runs (linux/kvm.h, for x86).
@@ -42,16 +42,16 @@ const FUTEX_COMMANDS: &[(u64, &str)] = &[
     (13, "futex(LOCK_PI2)"),
 ];
 
-/// A system call as reports count it: one number each, by which calls are told apart.
+/// A system call as reports count it: its number, and the operation where that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Call {
     nr: u32,
-    /// Index into the number's table and one; 0: none of them.
+    /// Index into the number's table plus one; 0 if the table has no entry for the call.
     part: u32,
 }
 
 impl Call {
-    /// By its number and second argument.
+    /// Creates a call from its number and second argument.
     #[inline]
     pub(crate) fn new(nr: u64, arg1: u64) -> Call {
         let part = match nr {
@@ -67,7 +67,7 @@ impl Call {
         self.nr.into()
     }
 
-    /// `io_submit`, `ioctl(KVM_RUN)`; `syscall 999` for what has no name.
+    /// Returns the name, such as `io_submit` or `ioctl(KVM_RUN)`; `syscall 999` if it has none.
     pub(crate) fn name(self) -> Cow<'static, str> {
         let table = if self.nr() == IOCTL {
             KVM_REQUESTS
@@ -89,8 +89,8 @@ fn part(table: &[(u64, &str)], value: u64) -> u32 {
     index.map_or(0, |index| index as u32 + 1)
 }
 
-/// Whether a call, by its number and second argument, waits at the address of its first until
-/// another thread wakes it.
+/// Returns whether a call, given its number and second argument, waits at the address in its
+/// first argument until another thread wakes it.
 #[inline]
 pub(crate) fn is_futex_wait(nr: u64, arg1: u64) -> bool {
     match nr {

@@ -26,7 +26,7 @@ fn table(events: &[(i64, Event)]) -> (Vec<ThreadCalls>, Vec<String>) {
 
 #[test]
 fn a_thread_is_in_a_call_or_after_it_all_the_time() {
-    // The wiki's vCPU: it runs the guest, and submits for it.
+    // The wiki's vCPU: it runs the guest, and submits I/O for it.
     let mut events = Vec::new();
     let mut time = 0;
     for round in 0..100i64 {
@@ -53,7 +53,7 @@ fn a_thread_is_in_a_call_or_after_it_all_the_time() {
     assert_eq!((run.time.mean, run.total), (249.5, 24_950));
     assert!((run.time.deviation - 29.011_491_975_882_016).abs() < 1e-9);
     assert_eq!((run.post.count, run.post.min, run.post.max), (100, 4, 4));
-    // The last call of all has nothing after it.
+    // No user-space time follows the last call.
     assert_eq!((submit.post.count, submit.post_total), (99, 198));
     let all = run.total + run.post_total + submit.total + submit.post_total;
     assert_eq!(all, time - 2, "everything up to the last return");
@@ -99,20 +99,20 @@ fn missing_events_make_no_long_calls() {
         (0, exit(1, 0)),
         (10, enter(1, 0, 0)),
         (20, exit(1, 0)),
-        // A return and an entry are missing, and the kernel said so.
+        // A return and an entry are missing, and the kernel reports the loss.
         (30, enter(1, 0, 0)),
         (40, lost()),
         (5000, exit(1, 0)),
         (5010, enter(1, 0, 0)),
         (5030, exit(1, 0)),
-        // And here nobody said so.
+        // Events are missing without a report.
         (6000, enter(1, 0, 0)),
         (9000, exit(1, IO_SUBMIT)),
         (9100, enter(1, 0, 0)),
         (9200, enter(1, 0, 0)),
         (9230, exit(1, 0)),
         (9300, exit(1, 0)),
-        // It ends within a call.
+        // The tracing ends within a call.
         (9400, enter(1, 0, 0)),
     ]);
     let row = &tables[0].calls[0];

@@ -1,11 +1,11 @@
-//! The guest's clock by causality: no request reaches the server before the guest issued it, and
-//! none completes in the guest before the server was done.
+//! Relates the guest's clock to the host's by causality: no request reaches the server before the
+//! guest issues it, and none completes in the guest before the server is done.
 //!
-//! Each request that is seen on both sides bounds the distance of the clocks from both sides. A
-//! rough distance is found first: the one that most requests agree with. Then the requests are
-//! gone through in order, each narrowing the bounds of its time, and the straight line with the
-//! most room on both sides is taken. How far another line that keeps all bounds could be from it is
-//! the error.
+//! Each request seen on both sides bounds the distance between the clocks from above and below.
+//! First, a rough distance is found: the one that most requests agree with. Then each request, in
+//! order, narrows the bounds at its time. The result is the straight line with the most room to
+//! both bounds. The error is the largest distance from it of any other line that keeps all
+//! bounds.
 
 use std::collections::HashMap;
 
@@ -13,36 +13,37 @@ use super::Line;
 use super::trips::{GuestTrip, HostTrip};
 use crate::join::way::Key;
 
-/// Requests of the guest's that the rough distance is found with, and of the server's.
+/// Number of guest requests, then of server requests, from which the rough distance is found.
 const ROUGH_GUEST: usize = 400;
 const ROUGH_HOST: usize = 1600;
-/// The share of them that must agree.
+/// The share of the guest requests that must agree on the rough distance.
 const AGREE: f64 = 0.5;
-/// Clocks differ by no more than this in rate.
+/// The largest relative difference between the rates of the clocks.
 const MAX_DRIFT: f64 = 1e-3;
-/// Slices of time that the tightest bounds are kept of.
+/// Number of slices of time for which the tightest bounds are kept.
 const SLICES: usize = 512;
-/// Requests whose events are missing must not narrow the bounds to nothing.
+/// Number of steps of the searches for the best line and for its error.
 const HALVINGS: usize = 80;
 
 /// How the guest's ns relate to the host's.
 #[derive(Clone, Debug)]
 pub(crate) struct Relation {
     pub(crate) line: Line,
-    /// In ns.
+    /// The largest error of the line, in ns.
     pub(crate) error: i64,
     pub(crate) method: String,
 }
 
-/// A bound: at the guest's time, the distance (host minus guest) is at most, or at least, this.
+/// A bound: at the guest's time `at`, the distance (host minus guest) is at most, or at least,
+/// `distance`.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     at: i64,
     distance: i64,
 }
 
-/// Relates the clocks by requests seen on both sides, each in order of time; None when too few
-/// agree.
+/// Relates the clocks by requests seen on both sides, each in order of time. Returns None when
+/// too few requests agree.
 pub(crate) fn relate(guest: &[GuestTrip], host: &[HostTrip]) -> Option<Relation> {
     let rough = rough(guest, host)?;
     let mut bounds = Bounds::new(guest);
@@ -61,8 +62,8 @@ pub(crate) fn relate(guest: &[GuestTrip], host: &[HostTrip]) -> Option<Relation>
     })
 }
 
-/// The distances that one request of the guest's and one of the server's allow, if they are the
-/// same.
+/// Returns the distances (lowest, highest) that a guest request and a server request allow, if
+/// they are the same request.
 fn window(guest: &GuestTrip, host: &HostTrip) -> (i64, i64) {
     (host.to - guest.complete, host.from - guest.issue)
 }
@@ -71,7 +72,7 @@ fn same(guest: &GuestTrip, host: &HostTrip) -> bool {
     host.key.is_none_or(|key| key == guest.key)
 }
 
-/// The distances that most pairs of requests agree with.
+/// Returns the range of distances that most pairs of requests agree with.
 fn rough(guest: &[GuestTrip], host: &[HostTrip]) -> Option<(i64, i64)> {
     let guest = &guest[..guest.len().min(ROUGH_GUEST)];
     let host = &host[..host.len().min(ROUGH_HOST)];
@@ -98,8 +99,8 @@ fn rough(guest: &[GuestTrip], host: &[HostTrip]) -> Option<(i64, i64)> {
     place.filter(|_| f64::from(best) >= enough)
 }
 
-/// Goes through the guest's requests, finds each one's counterpart near the distance so far, and
-/// keeps the bounds; how many were found.
+/// Matches the guest's requests in order: finds the counterpart of each near the current distance
+/// and keeps the bounds. Returns the number of matched requests.
 fn track(guest: &[GuestTrip], host: &[HostTrip], rough: (i64, i64), bounds: &mut Bounds) -> u64 {
     let mut by_key: HashMap<Option<Key>, Vec<usize>> = HashMap::new();
     for (i, trip) in host.iter().enumerate() {
@@ -107,7 +108,7 @@ fn track(guest: &[GuestTrip], host: &[HostTrip], rough: (i64, i64), bounds: &mut
     }
     let mut used = vec![false; host.len()];
     let (mut low, mut high) = rough;
-    // The rough distance comes from many requests, between which the clocks drifted.
+    // The rough distance comes from many requests, during which the clocks drifted.
     let head = &guest[..guest.len().min(ROUGH_GUEST)];
     let span = head.last().map_or(0, |last| last.complete - head[0].issue);
     let room = (span as f64 * MAX_DRIFT) as i64;
@@ -122,7 +123,7 @@ fn track(guest: &[GuestTrip], host: &[HostTrip], rough: (i64, i64), bounds: &mut
         let Some(places) = keyed.or_else(|| by_key.get(&None)) else {
             continue;
         };
-        // Those that began with the server about when the guest issued it.
+        // Requests that reached the server about when the guest issued this one.
         let first = places.partition_point(|&i| host[i].from < trip.issue + low);
         let near = places[first..].iter().copied();
         let near = near.take_while(|&i| host[i].from <= trip.complete + high);
@@ -144,7 +145,7 @@ fn track(guest: &[GuestTrip], host: &[HostTrip], rough: (i64, i64), bounds: &mut
             bounds.add(Bound { at, distance }, is_upper);
         }
         if low > high {
-            // The clocks are not straight, or events are missing: go on from the middle.
+            // The clocks do not keep to a line, or events are missing: continue from the middle.
             let middle = low + (high - low) / 2;
             (low, high) = (middle - (low - middle), middle + (low - middle));
             (low, high) = (low.min(high), low.max(high));
@@ -153,7 +154,7 @@ fn track(guest: &[GuestTrip], host: &[HostTrip], rough: (i64, i64), bounds: &mut
     matched
 }
 
-/// The bounds that a request tells: (guest's time, distance, whether it is the upper).
+/// Returns the bounds from a request: (guest's time, distance, whether it is an upper bound).
 fn told(guest: &GuestTrip, host: &HostTrip) -> impl Iterator<Item = (i64, i64, bool)> {
     let kick = guest.kick.zip(host.exit);
     let handler = guest.handler.zip(host.back);
@@ -167,7 +168,7 @@ fn told(guest: &GuestTrip, host: &HostTrip) -> impl Iterator<Item = (i64, i64, b
     .flatten()
 }
 
-/// The tightest bounds of each slice of the time.
+/// The tightest bounds of each slice of time.
 #[derive(Debug)]
 struct Bounds {
     start: i64,
@@ -203,8 +204,8 @@ impl Bounds {
         }
     }
 
-    /// For a drift, the least and the greatest distance at the middle that keep all bounds; the
-    /// least is above the greatest where none does.
+    /// Returns the lowest and the highest distance at the middle that keep all bounds, for a drift.
+    /// If no distance keeps all bounds, the lowest is above the highest.
     fn room(&self, drift: f64) -> (f64, f64) {
         let middle = self.middle();
         let at = |bound: &Bound| bound.distance as f64 - drift * (bound.at - middle) as f64;
@@ -225,9 +226,9 @@ impl Bounds {
         high - low
     }
 
-    /// The line with the most room, its error, and its drift.
+    /// Returns the line with the most room, its error, and its drift.
     fn fit(&self) -> Option<(Line, i64, f64)> {
-        // The room is concave in the drift: thirds find its top.
+        // The room is a concave function of the drift, so a ternary search finds its maximum.
         let (mut a, mut b) = (-MAX_DRIFT, MAX_DRIFT);
         for _ in 0..HALVINGS {
             let (p, q) = (a + (b - a) / 3.0, b - (b - a) / 3.0);
@@ -248,7 +249,7 @@ impl Bounds {
         Some((line, error, drift))
     }
 
-    /// How far another line that keeps all bounds may be from this one, at either end.
+    /// Returns how far another line that keeps all bounds may be from this one, at either end.
     fn error(&self, drift: f64, distance: f64) -> i64 {
         let half = (self.width * (SLICES as i64 / 2)) as f64;
         if self.slack(drift) < 0.0 {
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Requests of about 300 us, every 400 us, by clocks a distance and a drift apart.
+    /// Builds requests of about 300 us, every 400 us, by clocks with a distance and a drift.
     fn trips(distance: i64, drift: f64, n: i64, seed: u64) -> (Vec<GuestTrip>, Vec<HostTrip>) {
         let mut random = seed;
         let mut some = |from: i64, to: i64| {
@@ -333,7 +334,7 @@ mod tests {
             skipped in 0usize..30,
         ) {
             let (guest, mut host) = trips(distance, ppm * 1e-6, 3000, seed);
-            // The host began to look a little later, and lost some.
+            // The host's recording began a little later, and lost a request.
             host.drain(..skipped);
             host.remove(host.len() / 2);
             let found = relate(&guest, &host).unwrap();
@@ -370,7 +371,7 @@ mod tests {
         host.drain(..7);
         let found = relate(&guest, &host).unwrap();
         assert!(found.error < 60_000, "{found:?}");
-        // Where the clocks were made to be this distance apart.
+        // The point at which the test's clocks are exactly `distance` apart.
         let off = found.line.y((1_000_000_000 - distance) as u64) - 1_000_000_000;
         assert!(off.abs() <= found.error + 2, "{off}: {found:?}");
     }

@@ -1,6 +1,6 @@
-//! A round's requests that went on to another host, as each of the two saw them, for relating
-//! their clocks: none reaches the other server before it was sent, and none comes back before that
-//! server has answered it.
+//! A round's requests that were sent to another host, as each host saw them, to relate the hosts'
+//! clocks. No request reaches the other server before it is sent, and no reply arrives before the
+//! other server sends it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,16 +13,16 @@ use crate::join::merge::Side;
 use crate::join::parts::{Cookie, Record, Records};
 use crate::join::way::{Class, Key};
 
-/// Requests that are looked at, spread over all of the time: enough for any error, and memory is bounded.
+/// Maximum number of requests used, spread over the whole time; more do not reduce the error.
 const MOST: usize = 200_000;
 
-/// From when to when a request was away, or was there; by its cookie.
+/// By cookie: the time during which a request was away, or was at the remote server.
 type Trips = HashMap<u64, (i64, i64)>;
 
-/// The requests that both saw, by the clocks of each, in the order of their beginnings.
+/// Returns the requests that both hosts saw, by the clocks of each, in order of their start.
 pub(crate) fn of(dir: &Path, round: &Round, time: &TimeBase) -> (Vec<GuestTrip>, Vec<HostTrip>) {
     let (mut sent, mut served) = (Trips::new(), Trips::new());
-    // One in so many, a power of two, by something that is in no order.
+    // Takes one request in `every`, a power of two, by a hash of the cookie.
     let mut every: u64 = 1;
     let is_taken = |cookie: u64, every: u64| {
         cookie.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & (every - 1) == 0
@@ -44,7 +44,7 @@ pub(crate) fn of(dir: &Path, round: &Round, time: &TimeBase) -> (Vec<GuestTrip>,
         {
             let now = (record.wake, record.end);
             let trip = served.entry(cookie).or_insert(now);
-            // It may have been carried out in pieces.
+            // The remote server may have carried out the request in pieces.
             *trip = (trip.0.min(now.0), trip.1.max(now.1));
         }
     });
@@ -75,7 +75,7 @@ pub(crate) fn of(dir: &Path, round: &Round, time: &TimeBase) -> (Vec<GuestTrip>,
     (sent, served)
 }
 
-/// Shows `f` the records of a side, by its own clock.
+/// Calls `f` with each record of a side, in times of the side's own clock.
 fn each(dir: &Path, round: &Round, side: Side, time: &TimeBase, mut f: impl FnMut(Record)) {
     let mut records = Records::default();
     for info in &round.streams {

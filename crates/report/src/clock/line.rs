@@ -12,12 +12,12 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// x itself.
+    /// Returns the line `y = x`.
     pub(crate) fn identity() -> Line {
         Line::through(0, 0, 1.0)
     }
 
-    /// The line through a point.
+    /// Returns the line through a point.
     pub(crate) fn through(x0: u64, y0: i64, slope: f64) -> Line {
         Line {
             x0,
@@ -27,8 +27,8 @@ impl Line {
         }
     }
 
-    /// The least squares' line through pairs of readings; None with fewer than two, or when time
-    /// does not rise between them.
+    /// Returns the least-squares line through pairs of readings. Returns None for fewer than two
+    /// pairs, or if time does not rise between them.
     pub(crate) fn fit(pairs: &[Pair]) -> Option<Line> {
         let first = pairs.first()?;
         let n = pairs.len() as f64;
@@ -61,36 +61,36 @@ impl Line {
         Some(line)
     }
 
-    /// ns of ticks.
+    /// Converts ticks to ns.
     #[inline]
     pub(crate) fn y(&self, x: u64) -> i64 {
         let x = x.wrapping_sub(self.x0) as i64 as f64;
         self.y0.wrapping_add((x * self.slope).round() as i64)
     }
 
-    /// Ticks of ns.
+    /// Converts ns to ticks.
     #[inline]
     pub(crate) fn x(&self, y: i64) -> u64 {
         let y = y.wrapping_sub(self.y0) as f64;
         self.x0.wrapping_add((y / self.slope).round() as i64 as u64)
     }
 
-    /// The other way, of a line from ns to ns.
+    /// Returns the inverse of a line from ns to ns.
     pub(crate) fn inverse(&self) -> Line {
         Line::through(self.y0 as u64, self.x0 as i64, 1.0 / self.slope)
     }
 
-    /// ns a tick.
+    /// Returns the ns per tick.
     pub(crate) fn slope(&self) -> f64 {
         self.slope
     }
 
-    /// The length of a tick, rounded up to ns.
+    /// Returns the length of a tick, rounded up to ns.
     pub(crate) fn tick_ns(&self) -> i64 {
         self.slope.ceil() as i64
     }
 
-    /// The largest distance in ns of a pair from the line that was fitted to it.
+    /// Returns the largest distance in ns between the line and a pair that it was fitted to.
     pub(crate) fn residual(&self) -> i64 {
         self.residual
     }

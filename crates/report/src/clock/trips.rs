@@ -1,4 +1,4 @@
-//! A round's requests as each side alone sees them, for relating the sides' clocks.
+//! A round's requests as each side alone sees them, to relate the sides' clocks.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -11,13 +11,13 @@ use crate::join::parts::{Blocks, Guest, Kvm, Record, Records};
 use crate::join::survey::Survey;
 use crate::join::way::Key;
 
-/// Requests that are looked at: enough for any error, and memory is bounded.
+/// Maximum number of requests used; more do not reduce the error. Bounds the memory.
 const MOST: usize = 200_000;
-/// All that belongs to a request is seen this much after its end.
+/// Time in ns after a request's end within which all its events arrive.
 const SLACK: i64 = 10_000_000;
-/// Operations that are kept for their requests.
+/// Number of operations that are kept for their requests.
 const MOST_OPERATIONS: u64 = 1 << 14;
-/// How often old events are dropped.
+/// Number of events between two removals of old events.
 const CLEAR_EVERY: usize = 512;
 
 /// A request by the guest's clock.
@@ -26,7 +26,7 @@ pub(crate) struct GuestTrip {
     pub(crate) key: Key,
     pub(crate) issue: i64,
     pub(crate) complete: i64,
-    /// Its kick and its handler, where it was alone in flight: then they are its own.
+    /// The request's kick and handler, if it was alone in flight: only then are they its own.
     pub(crate) kick: Option<i64>,
     pub(crate) handler: Option<i64>,
 }
@@ -36,16 +36,16 @@ pub(crate) struct GuestTrip {
 pub(crate) struct HostTrip {
     /// None where only kicks and interrupts are seen.
     pub(crate) key: Option<Key>,
-    /// The guest had issued it before, and completes it after.
+    /// The guest issued the request before `from`, and completes it after `to`.
     pub(crate) from: i64,
     pub(crate) to: i64,
-    /// The guest had kicked before.
+    /// The guest kicked before this time.
     pub(crate) exit: Option<i64>,
-    /// The guest's handler runs after.
+    /// The guest's handler runs after this time.
     pub(crate) back: Option<i64>,
 }
 
-/// The guest's requests, in order of their issue.
+/// Returns the guest's requests, in order of their issue.
 pub(crate) fn of_guest(
     dir: &Path,
     run: &Run,
@@ -63,7 +63,7 @@ pub(crate) fn of_guest(
         let end = Some(seen.at); // an operation's own end is of no use here
         guest.event(seen.at, &seen.event, end);
         for id in std::mem::take(&mut guest.fresh) {
-            // Operations are not asked for: those without a request must not pile up.
+            // No caller removes operations here, so drop the old ones without a request.
             if let Some(old) = id.checked_sub(MOST_OPERATIONS) {
                 guest.forget(old);
             }
@@ -80,7 +80,7 @@ pub(crate) fn of_guest(
     trips
 }
 
-/// Kicks and handlers count only for requests that had no other with them.
+/// Drops the kicks and handlers of requests that overlap others.
 fn only_alone(trips: &mut [GuestTrip]) {
     let mut busy_until = i64::MIN;
     for i in 0..trips.len() {
@@ -93,7 +93,7 @@ fn only_alone(trips: &mut [GuestTrip]) {
     }
 }
 
-/// The host's requests, in order of their beginning.
+/// Returns the host's requests, in order of their start.
 pub(crate) fn of_host(
     dir: &Path,
     run: &Run,
@@ -159,11 +159,11 @@ pub(crate) fn of_host(
     host.trips
 }
 
-/// A request of the host's that waits for what surrounds it.
+/// A host request that waits until the events around it are known.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     key: Option<Key>,
-    /// The kick was before this, if one was needed.
+    /// The kick came before this time; None if no kick was needed.
     kicked: Option<i64>,
     from: i64,
     to: i64,
@@ -196,7 +196,7 @@ struct Host {
     pending: VecDeque<Pending>,
     /// The last kick that an interrupt followed.
     kicked: Option<i64>,
-    /// Requests were found without their kick: whose kick is whose is then not sure.
+    /// The server polls, so a request's kick is not certain.
     polls: bool,
     trips: Vec<HostTrip>,
 }

@@ -1,4 +1,4 @@
-//! The host's block layer below the image: what became of a request of the server's there.
+//! The host's block layer below the image: the host requests that carry out a server's request.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,8 +21,8 @@ struct HostRq {
 }
 
 impl HostRq {
-    /// Where it lies in the image, by extents in order of their place; on the device where there
-    /// are none.
+    /// Returns the key in bytes of the image, given the extents in order of their physical offset.
+    /// Without extents, the key stays in bytes of the device.
     fn image_key(&self, placed: &[Extent]) -> Key {
         let after = placed.partition_point(|extent| extent.physical <= self.key.offset);
         let extent = after.checked_sub(1).and_then(|i| placed.get(i));
@@ -38,10 +38,10 @@ impl HostRq {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Below {
     pub(crate) class: HostClass,
-    /// First issue, last completion.
+    /// The first issue and the last completion.
     pub(crate) issue: Option<i64>,
     pub(crate) complete: Option<i64>,
-    /// The thread that issued the first.
+    /// The thread that issued the first host request.
     pub(crate) issuer: Option<u32>,
     pub(crate) ambiguous: bool,
     /// A completion was not seen.
@@ -66,18 +66,18 @@ impl Below {
 pub(crate) struct Blocks {
     dev: Option<u64>,
     traced: bool,
-    /// By offset in the image, and by place on the device.
+    /// The extents by offset in the image, then the same extents by offset on the device.
     extents: Vec<Extent>,
     placed: Vec<Extent>,
     rqs: Window<HostRq>,
     starts: BTreeMap<u64, SmallVec<[u64; 1]>>,
     longest: u64,
     in_flight: HashMap<Key, SmallVec<[u64; 1]>>,
-    /// (key, issue, issuer) of what the last completion completed.
+    /// The key, issue time and issuer of the request that the last event completed.
     completed: Option<(Key, i64, u32)>,
 }
 
-/// Ranges of the device, as (start, end).
+/// Ranges of the device in bytes, as (start, end).
 type Ranges = SmallVec<[(u64, u64); 2]>;
 
 impl Blocks {
@@ -100,17 +100,19 @@ impl Blocks {
         }
     }
 
-    /// Whether the image's own requests can be seen.
+    /// Returns whether the image's host requests can be seen.
     pub(crate) fn is_watched(&self) -> bool {
         self.traced && self.dev.is_some()
     }
 
-    /// What the last completion was of: its key in the image, and when and by whom it was issued.
+    /// Returns the request that the last event completed: its key in the image, its issue time and
+    /// its issuer.
     pub(crate) fn just_completed(&self) -> Option<(Key, i64, u32)> {
         self.completed
     }
 
-    /// Takes an event in; false when it completes a request of the image that was never issued.
+    /// Processes an event. Returns false if the event completes a request of the image that was
+    /// never issued.
     pub(crate) fn event(&mut self, at: i64, event: &Event) -> bool {
         if Some(event.args[0]) != self.dev {
             return true;
@@ -157,7 +159,7 @@ impl Blocks {
         last.is_some_and(|e| e.physical.saturating_add(e.length) > key.offset)
     }
 
-    /// Where bytes of the image lie; holes lie nowhere.
+    /// Returns the ranges of the device that hold the image's bytes; holes have none.
     fn ranges(&self, key: &Key) -> Ranges {
         let mut ranges = Ranges::new();
         let from = self
@@ -179,8 +181,8 @@ impl Blocks {
         ranges
     }
 
-    /// What was done for a request between `from` and `to`. `is_server` tells the server's threads,
-    /// for where bytes do not tell.
+    /// Returns what the host did for a request between `from` and `to`. `is_server` recognises the
+    /// server's threads, for requests that byte ranges do not identify.
     pub(crate) fn below(
         &mut self,
         key: &Key,
@@ -220,7 +222,7 @@ impl Blocks {
             _ => HostClass::Split,
         };
         let mut below = self.summed(&ids, class, ambiguous);
-        // Part of it from the page cache, part of it not: possible, but a missing event is likelier.
+        // The page cache may have served a part of the request, but a missing event is likelier.
         below.incomplete |= done < wanted;
         below
     }
@@ -239,8 +241,8 @@ impl Blocks {
         }
     }
 
-    /// The host's requests that touch `ranges` within the time; of several for the same bytes the
-    /// first that nobody has claimed.
+    /// Returns the host's requests that touch `ranges` within `from..=to`, and whether the choice
+    /// is ambiguous. Of several requests for the same bytes, the first unclaimed one is returned.
     fn overlapping(
         &self,
         class: Class,
@@ -279,7 +281,7 @@ impl Blocks {
         (ids, ambiguous)
     }
 
-    /// A request of the host's was issued within the time, and completed after it: too late.
+    /// Returns whether a host request was issued within `from..=to` but completed after `to`.
     fn outlives(&self, class: Class, ranges: &Ranges, from: i64, to: i64) -> bool {
         ranges.iter().any(|&(start, end)| {
             let first = start.saturating_sub(self.longest);
@@ -293,7 +295,7 @@ impl Blocks {
         })
     }
 
-    /// By thread and order, where the place on the device does not tell.
+    /// Identifies the host request by thread and order, where its place on the device does not.
     fn by_thread(
         &mut self,
         key: &Key,
@@ -311,7 +313,7 @@ impl Blocks {
         };
         let mut fitting = self.rqs.iter().filter(|(_, rq)| fits(rq));
         let Some((id, _)) = fitting.next() else {
-            // A file system may answer a flush without the device; a read we could not place.
+            // A file system may complete a flush without the device; a read could not be located.
             return Below::nothing(HostClass::Unknown);
         };
         let ambiguous = fitting.next().is_some();
@@ -322,7 +324,7 @@ impl Blocks {
         self.summed(&[id], HostClass::Direct, ambiguous)
     }
 
-    /// Drops what was issued before `at`.
+    /// Drops requests that were issued before `at`.
     pub(crate) fn prune(&mut self, at: i64) {
         while let Some((id, rq)) = self.rqs.oldest()
             && rq.issue < at

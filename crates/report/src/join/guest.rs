@@ -1,5 +1,5 @@
-//! The guest's side: its operations, what became of them in its block layer, its kicks and its
-//! interrupts.
+//! The guest's side: its operations, their bios and requests in its block layer, its kicks and
+//! its interrupts.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,12 +12,12 @@ use super::way::{Class, Key};
 use super::window::Window;
 use crate::clock::trips::GuestTrip;
 
-/// Which of the guest's events tell what.
+/// Which of the guest's events are traced.
 #[derive(Clone, Copy, Debug)]
 struct Probes {
     benchmark: bool,
     bio: bool,
-    /// The event that stands for the interrupt's handler.
+    /// The event used as the start of the interrupt handler.
     handler: Option<Kind>,
 }
 
@@ -33,21 +33,21 @@ pub(crate) struct Guest {
     pub(crate) rqs: Window<Rq>,
     pub(crate) kicks: Window<Kick>,
     pub(crate) handlers: VecDeque<Handler>,
-    /// Units that are not wholly taken on, oldest first.
+    /// Units with bytes that no request carries yet, oldest first.
     open: Vec<u64>,
     in_flight: HashMap<Key, SmallVec<[u64; 2]>>,
     /// Requests in the ring that no kick has announced.
     waiting: Vec<u64>,
-    /// Requests that were completed and are to be followed.
+    /// Completed requests that are not followed yet.
     pub(crate) completed: VecDeque<u64>,
-    /// Units that were made, for their owner to schedule.
+    /// New units, for the joiner to schedule.
     pub(crate) fresh: Vec<u64>,
     hctx: HashMap<u32, u64>,
     queue_of_hctx: HashMap<u64, u16>,
     irq_of_cpu: HashMap<u16, u64>,
-    /// Requests that were nobody's operation.
+    /// Requests that belong to no operation.
     pub(crate) background: u64,
-    /// Kicks without a request, completions without an issue.
+    /// Kicks without a request, completions without an issue, requests that never completed.
     pub(crate) inconsistent: u64,
     started: bool,
 }
@@ -97,12 +97,12 @@ impl Guest {
         }
     }
 
-    /// Whether the interrupt's handler is seen.
+    /// Returns whether an event of the interrupt handler is traced.
     pub(crate) fn sees_handler(&self) -> bool {
         self.probes.handler.is_some()
     }
 
-    /// Takes an event in; `end` is an operation's end.
+    /// Processes an event; `end` is the end of an operation.
     pub(crate) fn event(&mut self, at: i64, event: &Event, end: Option<i64>) {
         let args = &event.args;
         match event.kind {
@@ -110,7 +110,7 @@ impl Guest {
             Kind::BlockBioQueue if self.is_part_of_disk(args[0]) => {
                 self.bio(at, Key::sectors(args[3], args[1], args[2]), event.tid);
             }
-            // A list of requests (count above 1) may be for several queues.
+            // A list of requests (count above 1) may span several queues.
             Kind::VirtioQueueRq if args[1] <= 1 => {
                 self.hctx.insert(event.tid, args[0]);
             }
@@ -145,7 +145,8 @@ impl Guest {
         }
     }
 
-    /// A bio may name a partition of the disk: virtio-blk gives each disk 16 minor numbers.
+    /// Returns whether `dev` is the disk or one of its partitions; a bio may name a partition.
+    /// virtio-blk gives each disk 16 minor numbers.
     fn is_part_of_disk(&self, dev: u64) -> bool {
         self.dev.is_some_and(|disk| dev >> 4 == disk >> 4)
     }
@@ -187,8 +188,8 @@ impl Guest {
             }
             return;
         }
-        // The first operation that asks for these bytes and has no bio for them; its own thread's
-        // before another's.
+        // Take the first operation that covers these bytes and has no bio for them. An operation of
+        // the bio's own thread precedes another thread's.
         let mut found: SmallVec<[(bool, u64); 2]> = SmallVec::new();
         for &id in &self.open {
             let Some(unit) = self.units.get(id) else {
@@ -207,7 +208,7 @@ impl Guest {
         let rivals = found.iter().filter(|(o, _)| *o == other).count() > 1;
         if let Some(unit) = self.units.get_mut(id) {
             unit.bios.push((key, at));
-            // Of one thread, the order of the calls is the order of the bios.
+            // A thread's bios come in the order of its calls.
             unit.ambiguous |= rivals && other;
         }
     }
@@ -228,7 +229,7 @@ impl Guest {
             ambiguous = true;
         }
         if units.is_empty() {
-            // The ring was full: the driver is given the same request again.
+            // The ring was full, so the block layer issues the same request to the driver again.
             let again = self.in_flight.get(&key).and_then(|ids| ids.last());
             if let Some(rq) = again.and_then(|&id| self.rqs.get_mut(id)) {
                 if rq.kick.is_none() {
@@ -262,8 +263,8 @@ impl Guest {
         self.waiting.push(id);
     }
 
-    /// The units whose bytes a request carries, first come, first served; whether others could
-    /// have been meant.
+    /// Returns the units whose bytes a request carries, first come, first served, and whether the
+    /// request could belong to other units.
     fn take_on(&mut self, key: Key) -> (SmallVec<[u64; 1]>, bool) {
         let mut taken: SmallVec<[(u64, Key); 2]> = SmallVec::new();
         let mut ambiguous = false;
@@ -272,7 +273,8 @@ impl Guest {
                 continue;
             };
             let common = unit.key.common(&key);
-            // Where bios are traced, a request cannot carry what is not in the block layer yet.
+            // Where bios are traced, a request cannot carry bytes that have not reached the block
+            // layer.
             if common == 0 || (self.probes.bio && unit.bios.is_empty() && unit.call.is_none()) {
                 continue;
             }
@@ -293,8 +295,9 @@ impl Guest {
         (taken.iter().map(|&(id, _)| id).collect(), ambiguous)
     }
 
-    /// The kernel lets flushes that wait share one request. A second request while the first is
-    /// under way shows that it did not: it is for all but the first of its units.
+    /// Moves the units of a shared flush request to a second one. The kernel lets waiting flushes
+    /// share one request. A second request while the first is in flight shows that they did not
+    /// share it. The second request gets all units of the first except one.
     fn share_flush(&mut self, key: Key) -> SmallVec<[u64; 1]> {
         let newest = self.in_flight.get(&key).and_then(|ids| ids.last());
         let newest = newest.and_then(|&id| self.rqs.get_mut(id));
@@ -304,8 +307,8 @@ impl Guest {
         }
     }
 
-    /// Which queue a virtqueue's address is: None when it is not known, Err when it is another
-    /// device's.
+    /// Returns the queue of a virtqueue's address, None if the queue is unknown, or Err if the
+    /// virtqueue belongs to another device.
     fn queue_of(&self, vq: u64) -> Result<Option<u16>, ()> {
         match self.vqs.iter().position(|&known| known == vq) {
             Some(queue) => Ok(u16::try_from(queue).ok()),
@@ -314,7 +317,8 @@ impl Guest {
         }
     }
 
-    /// What a thread puts into a ring, it announces before it does anything else.
+    /// Assigns a queue to the thread's waiting requests. A thread that puts requests into a ring
+    /// notifies that ring before it does anything else.
     fn learn_queue(&mut self, tid: u32, vq: u64) {
         let Ok(Some(queue)) = self.queue_of(vq) else {
             return;
@@ -404,7 +408,7 @@ impl Guest {
         }
     }
 
-    /// The request that is completed; first in, first out where several are the same.
+    /// Returns the request that completes; the first issued, if several have the same key.
     fn completes(&mut self, key: Key) -> Option<u64> {
         let ids = self.in_flight.get_mut(&key)?;
         let id = ids.remove(0);
@@ -415,13 +419,13 @@ impl Guest {
         Some(id)
     }
 
-    /// Gives up a unit: nothing will complete it any more.
+    /// Removes a unit that no request will complete any more.
     pub(crate) fn forget(&mut self, id: u64) -> Option<Unit> {
         self.open.retain(|&open| open != id);
         self.units.remove(id)
     }
 
-    /// Takes a completed request out, as the guest alone sees it.
+    /// Removes a completed request and returns its times as the guest alone sees them.
     pub(crate) fn trip(&mut self, id: u64) -> Option<GuestTrip> {
         let rq = self.rqs.remove(id)?;
         for &unit in &rq.units {
@@ -437,7 +441,7 @@ impl Guest {
         })
     }
 
-    /// Drops kicks and handlers from before `at`; for who takes trips alone.
+    /// Drops kicks and handlers from before `at`; for callers that only take trips.
     pub(crate) fn clear(&mut self, at: i64) {
         while self.handlers.front().is_some_and(|handler| handler.at < at) {
             self.handlers.pop_front();
@@ -456,7 +460,7 @@ impl Guest {
         {
             let (key, units) = (rq.key, rq.units.clone());
             if rq.complete.is_some() {
-                break; // it waits for its turn
+                break; // the joiner has not followed it yet
             }
             for unit in units {
                 if let Some(unit) = self.units.get_mut(unit) {

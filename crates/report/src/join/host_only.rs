@@ -1,5 +1,5 @@
-//! Runs without a guest's events: requests as the server, the host's block layer or KVM's
-//! doorbells tell of them, from the kick to the interrupt.
+//! Joins runs without guest events. Requests come from the server's records, the host's block
+//! layer or KVM's doorbells, and are followed from the kick to the interrupt.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use super::server::Record;
 use super::way::{Class, Key, Way};
 use crate::analysis::{Delivery, HostClass, Point};
 
-/// Who tells of requests.
+/// The source of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Teller {
     Fathom,
@@ -19,23 +19,23 @@ enum Teller {
     Doorbells,
 }
 
-/// One request, to be followed once everything around it was read.
+/// A request that is followed once all events around it have been read.
 #[derive(Debug)]
 enum Pending {
     Record(Record),
-    /// A request of the host's block layer, its issuer and its end.
+    /// A request of the host's block layer: its key, issue time, issuer and end.
     Block(Key, i64, u32, i64),
     Doorbell(u64, i64),
 }
 
-/// Requests that wait for their turn.
+/// Requests that are not followed yet.
 #[derive(Debug)]
 pub(crate) struct HostOnly {
     teller: Teller,
-    /// Records, in order of their ends.
+    /// Requests as (end, request), in order of their ends.
     pending: VecDeque<(i64, Pending)>,
     number: u64,
-    /// Requests by (queue, wake), newest last.
+    /// Number of requests by (queue, wake), newest last.
     wakes: VecDeque<(u16, i64, u32)>,
 }
 
@@ -87,7 +87,7 @@ impl HostOnly {
         self.pending.insert(at, (end, pending));
     }
 
-    /// Requests of the record's wake.
+    /// Returns the number of requests that the record's wake brought.
     fn batch(&self, record: &Record) -> u32 {
         let found = self
             .wakes
@@ -104,7 +104,7 @@ impl HostOnly {
         }
     }
 
-    /// The earliest thing that is still to be followed.
+    /// Returns the start of the earliest request that is not followed yet.
     pub(crate) fn oldest(&self) -> Option<i64> {
         let start = |pending: &Pending| match pending {
             Pending::Record(record) => record.wake,
@@ -152,7 +152,7 @@ impl Joiner<'_> {
         }
     }
 
-    /// False: what it did elsewhere may lie beyond what was recorded.
+    /// Follows a server's record. Returns false if its remote part may lie outside the recording.
     fn follow_record(&mut self, record: &Record) -> (Way, bool) {
         let mut way = Way::new(record.key);
         way.points.set(Point::Wake, record.wake);
@@ -166,7 +166,7 @@ impl Joiner<'_> {
                 1 => Delivery::Kicked,
                 _ => Delivery::Batched,
             };
-            // The first doorbell since the server last woke.
+            // Take the first doorbell since the server's previous wake.
             let since = record.previous_wake;
             let rung = self.kvm.doorbells.iter().find(|(_, doorbell)| {
                 let signal = doorbell.signal().unwrap_or(doorbell.at());

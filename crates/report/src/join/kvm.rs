@@ -1,4 +1,4 @@
-//! KVM's side: doorbells, interrupts, and when each vCPU was in the guest.
+//! KVM's side: doorbells, interrupts, and the times at which each vCPU was in the guest.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,7 +9,7 @@ use super::requests::compatible;
 use super::survey::Survey;
 use super::window::Window;
 
-/// A vCPU's thread, between two exits.
+/// The state of a vCPU's thread since its last exit.
 #[derive(Debug, Default)]
 struct VcpuThread {
     vcpu: Option<u32>,
@@ -25,31 +25,31 @@ pub(crate) struct Kvm {
     kick_eventfds: Vec<u64>,
     call_eventfds: Vec<u64>,
     msi: Vec<(u64, u64)>,
-    /// The IO-APIC's pins that the disk's legacy interrupts (INTx) are wired to.
+    /// The IO-APIC's pins to which the disk's legacy interrupts (INTx) are wired.
     gsis: Vec<u64>,
     /// Threads that serve the disk.
     servers: Vec<u32>,
-    /// Of these the ones that take its requests: a main loop only where there is no I/O thread.
+    /// Those of `servers` that take the disk's requests: the I/O threads, else the main loops.
     takers: Vec<u32>,
-    /// vCPUs by thread; empty: any.
+    /// vCPUs by thread; if empty, any thread may be a vCPU.
     vcpus: HashMap<u32, u32>,
-    /// Whether doorbells can be told by vCPU.
+    /// Whether doorbells can be assigned to vCPUs.
     pub(crate) by_vcpu: bool,
     only_disk: bool,
     threads: HashMap<u32, VcpuThread>,
     pub(crate) doorbells: Window<Doorbell>,
     pub(crate) fresh: Vec<u64>,
     pub(crate) interrupts: VecDeque<Interrupt>,
-    /// Windows (entry, exit) of each vCPU.
+    /// Windows (entry, exit) in the guest, by vCPU.
     windows: HashMap<u32, VecDeque<(i64, Option<i64>)>>,
     called: HashMap<u32, u16>,
-    /// (thread, time) of vCPUs that went on after they had slept.
+    /// (thread, time) of vCPUs that resumed after they had slept.
     woken: VecDeque<(u32, i64)>,
     pub(crate) userspace: u64,
 }
 
-/// The pins of a disk's legacy interrupts. A guest's Linux numbers those of the IO-APIC as KVM does,
-/// and all others from here on (KVM_IOAPIC_NUM_PINS).
+/// Returns the pins of a disk's legacy interrupts. A guest's Linux numbers the IO-APIC's
+/// interrupts as KVM does, and all others from `KVM_IOAPIC_NUM_PINS` on.
 pub(crate) fn pins(disk: &Disk) -> Vec<u64> {
     const PINS: u64 = 24;
     let irqs = disk.guest_irqs.iter().copied();
@@ -100,13 +100,13 @@ impl Kvm {
         }
     }
 
-    /// Whether this thread serves the disk; None when no thread is known to.
+    /// Returns whether this thread serves the disk; None if no serving thread is known.
     pub(crate) fn is_server(&self, tid: u32) -> Option<bool> {
         (!self.servers.is_empty()).then(|| self.servers.contains(&tid))
     }
 
-    /// The thread that took the requests an interrupt is for, if it sent the interrupt itself:
-    /// a pin of the IO-APIC is raised by QEMU's main loop for whoever asks.
+    /// Returns the thread that took the interrupt's requests, if that thread sent the interrupt.
+    /// QEMU's main loop raises pins of the IO-APIC for other threads too.
     pub(crate) fn taker(&self, sent: &Interrupt) -> Option<u32> {
         (sent.is_message && self.takers.contains(&sent.tid)).then_some(sent.tid)
     }
@@ -145,7 +145,7 @@ impl Kvm {
         }
     }
 
-    /// A thread that is no vCPU of this guest.
+    /// Returns whether a thread is not a vCPU of this guest.
     fn is_stranger(&self, tid: u32) -> bool {
         !self.vcpus.is_empty() && !self.vcpus.contains_key(&tid)
     }
@@ -180,14 +180,14 @@ impl Kvm {
         if let Some(vcpu) = self.vcpu_of(tid, Some(said)) {
             let windows = self.windows.entry(vcpu).or_default();
             match windows.back_mut() {
-                // An entry that was cancelled: the one that counts is the last.
+                // The previous entry was cancelled: the last entry counts.
                 Some((entry, None)) => *entry = at,
                 _ => windows.push_back((at, None)),
             }
         }
     }
 
-    /// Which of the disk's queues an address rings; None: none of them.
+    /// Returns the disk's queue for a doorbell's address, or None if the address is not the disk's.
     fn queue_of(&self, address: u64, value: u64) -> Option<u16> {
         let first = self.doorbell_gpas.iter().position(|&gpa| gpa == address)?;
         let shared = self.doorbell_gpas[first + 1..].contains(&address);
@@ -204,7 +204,7 @@ impl Kvm {
         if queue.is_none() && !self.doorbell_gpas.is_empty() {
             return;
         }
-        // Without known addresses, only the eventfd's signal tells whose doorbell it is.
+        // Without known addresses, only the eventfd's signal identifies the doorbell.
         if queue.is_none() && self.kick_eventfds.is_empty() {
             return;
         }
@@ -243,7 +243,7 @@ impl Kvm {
         });
     }
 
-    /// The doorbell of a thread's current exit, if it is still without something.
+    /// Returns the doorbell of a thread's current exit, if `lacks` holds for it.
     fn open_doorbell(
         &mut self,
         tid: u32,
@@ -289,7 +289,8 @@ impl Kvm {
         let queue = match (by_message, by_call) {
             (Some(queue), _) => u16::try_from(queue).ok(),
             (None, Some(queue)) => Some(queue),
-            // The guest may have moved its interrupt since; the signaller still tells.
+            // The guest may have moved its interrupt, but the sending thread still identifies the
+            // disk.
             (None, None) if served == Some(true) && self.only_disk => None,
             (None, None) if served == Some(true) && self.msi.is_empty() => None,
             _ => return,
@@ -307,7 +308,7 @@ impl Kvm {
         });
     }
 
-    /// The last exit for a doorbell up to `kicked`, and the first interrupt from `done` on.
+    /// Returns the last doorbell up to `kicked` and the first interrupt from `done` on.
     pub(crate) fn around(&self, kicked: Option<i64>, done: i64) -> (Option<i64>, Option<i64>) {
         let before = |doorbell: &&Doorbell| kicked.is_some_and(|kicked| doorbell.at() <= kicked);
         let mut doorbells = self.doorbells.iter().rev().map(|(_, doorbell)| doorbell);
@@ -315,25 +316,25 @@ impl Kvm {
         (exit, self.interrupt_from(None, done).map(|irq| irq.at))
     }
 
-    /// The last exit for a doorbell.
+    /// Returns the time of the newest doorbell.
     pub(crate) fn newest_kick(&self) -> Option<i64> {
         self.doorbells.newest().map(|(_, doorbell)| doorbell.at())
     }
 
-    /// The guest's vCPU, if it has but one.
+    /// Returns the guest's vCPU, if the guest has exactly one.
     pub(crate) fn only_vcpu(&self) -> Option<u32> {
         let mut vcpus = self.windows.keys();
         vcpus.next().copied().filter(|_| vcpus.next().is_none())
     }
 
-    /// The first interrupt of a queue at or after `from`.
+    /// Returns the first interrupt of a queue at or after `from`.
     pub(crate) fn interrupt_from(&self, queue: Option<u16>, from: i64) -> Option<&Interrupt> {
         let start = self.interrupts.partition_point(|irq| irq.at < from);
         let mut rest = self.interrupts.range(start..);
         rest.find(|irq| compatible(irq.queue, queue))
     }
 
-    /// The last interrupt of a queue up to `to` and after `from`.
+    /// Returns the last interrupt of a queue up to `to` and after `from`.
     pub(crate) fn interrupt_before(
         &self,
         queue: Option<u16>,
@@ -346,8 +347,8 @@ impl Kvm {
             .find(|irq| compatible(irq.queue, queue))
     }
 
-    /// When a vCPU that was out of the guest at `at` entered it: None when it was inside, Err
-    /// when that is not known.
+    /// Returns when a vCPU that was outside the guest at `at` entered it. Returns None if the vCPU
+    /// was inside, and Err if that is unknown.
     pub(crate) fn entry_after(&self, vcpu: u32, at: i64) -> Result<Option<i64>, ()> {
         let windows = self.windows.get(&vcpu).ok_or(())?;
         let next = windows.partition_point(|&(entry, _)| entry <= at);
@@ -360,8 +361,8 @@ impl Kvm {
         windows.get(next).map(|&(entry, _)| Some(entry)).ok_or(())
     }
 
-    /// When a sleeping vCPU went on after `from` and before it entered the guest at `to`; None if
-    /// it did so several times, or that is not known.
+    /// Returns when a sleeping vCPU resumed between `from` and its entry at `to`. Returns None if
+    /// it resumed several times, or if that is unknown.
     pub(crate) fn woken_between(&self, vcpu: u32, from: i64, to: i64) -> Option<i64> {
         let start = self.woken.partition_point(|&(_, at)| at < from);
         let own = |&&(tid, _): &&(u32, i64)| self.vcpu_of_thread(tid) == Some(vcpu);
@@ -374,7 +375,7 @@ impl Kvm {
         self.vcpu_of(tid, self.threads.get(&tid)?.vcpu)
     }
 
-    /// Whether a vCPU was in the guest at `at`, give or take `error`; None when it is not known.
+    /// Returns whether a vCPU was in the guest at `at`, give or take `error`; None if unknown.
     pub(crate) fn was_inside(&self, vcpu: u32, at: i64, error: i64) -> Option<bool> {
         let windows = self.windows.get(&vcpu)?;
         let next = windows.partition_point(|&(entry, _)| entry <= at.saturating_add(error));
@@ -382,7 +383,7 @@ impl Kvm {
         Some(exit.is_none_or(|exit| exit >= at.saturating_sub(error)))
     }
 
-    /// Drops what happened before `at`.
+    /// Drops events from before `at`.
     pub(crate) fn prune(&mut self, at: i64) {
         while self.interrupts.front().is_some_and(|irq| irq.at < at) {
             self.interrupts.pop_front();

@@ -1,11 +1,12 @@
-//! Which doorbell is whose kick's.
+//! Links each kick to its doorbell.
 
 use std::collections::VecDeque;
 
 use super::Joiner;
 use super::requests::compatible;
 
-/// Kicks of a guest's CPU and doorbells of its vCPU: they come in the same order, one for one.
+/// Kicks of a guest's CPU and doorbells of its vCPU, as (ID, time); both come in the same order,
+/// one doorbell for each kick.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     vcpu: Option<u32>,
@@ -27,7 +28,7 @@ impl Joiner<'_> {
         &mut self.lanes[index]
     }
 
-    /// Links kicks to doorbells: of one vCPU, the first kick's doorbell is the first.
+    /// Links kicks to doorbells: a vCPU's first kick belongs to its first doorbell.
     pub(super) fn link(&mut self, due: i64) {
         let since = self.window_start();
         for lane in &mut self.lanes {
@@ -36,7 +37,7 @@ impl Joiner<'_> {
                 && at.max(rung) <= due
             {
                 if rung < at - self.error {
-                    // A doorbell that no kick was seen for.
+                    // No kick was seen for this doorbell.
                     lane.doorbells.pop_front();
                     let told = self.kvm.doorbells.get(doorbell);
                     let linked = told.is_none_or(|doorbell| doorbell.linked);

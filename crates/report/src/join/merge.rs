@@ -1,4 +1,4 @@
-//! The streams of a round as one, in order of time.
+//! Merges the streams of a round into one, in order of time.
 
 use std::path::Path;
 
@@ -6,21 +6,21 @@ use fathom_run::{Clock, Event, Kind, Round, Stream};
 
 use crate::clock::TimeBase;
 
-/// The benchmark's operations are shown this much early, so that an operation is known before its
-/// bio even where their clocks differ by a little.
+/// Time in ns by which the merge advances the benchmark's operations. An operation then precedes
+/// its bio even where their clocks differ a little.
 const HEAD_START: i64 = 50_000;
 
-/// Whose event it is.
+/// The machine that an event is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Guest,
     Host,
-    /// The host to which requests go on.
+    /// The host to which requests are sent.
     Remote,
 }
 
 impl Side {
-    /// The side whose clock it is.
+    /// Returns the side that a clock belongs to.
     pub(crate) fn of(clock: Clock) -> Side {
         match clock {
             Clock::GuestTsc | Clock::GuestMonotonic => Side::Guest,
@@ -30,12 +30,12 @@ impl Side {
     }
 }
 
-/// An event and when it happened, in ns of the host's CLOCK_MONOTONIC.
+/// An event and its time, in ns of the host's CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) at: i64,
     pub(crate) side: Side,
-    /// The clock of the other times in its arguments.
+    /// The clock of the other times in the event's arguments.
     pub(crate) clock: Clock,
     pub(crate) event: Event,
 }
@@ -47,16 +47,16 @@ struct Source {
     head: Option<(i64, Event)>,
 }
 
-/// All streams of a round that can be converted, merged.
+/// All streams of a round whose times can be converted, merged.
 pub(crate) struct Merged<'a> {
     time: &'a TimeBase,
     sources: Vec<Source>,
-    /// What went wrong, a line each: damaged files are read up to the damage.
+    /// Problems, a line each; a damaged file is read up to the damage.
     pub(crate) problems: Vec<String>,
 }
 
 impl<'a> Merged<'a> {
-    /// Opens the streams whose clock `time` knows and that `wanted` takes.
+    /// Opens the streams whose clock `time` knows and whose side `wanted` accepts.
     pub(crate) fn open(
         dir: &Path,
         round: &Round,
@@ -88,7 +88,7 @@ impl<'a> Merged<'a> {
         merged
     }
 
-    /// The next event of all, or None at the end.
+    /// Returns the next event, or None at the end.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Seen> {
         let heads = self.sources.iter().enumerate();

@@ -1,4 +1,4 @@
-//! What another host's server tells of the requests that went on to it, by NBD's cookies.
+//! Matches the remote server's records to the requests sent to it, by NBD cookie.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,30 +9,30 @@ use super::server::{Cookie, Record, Records};
 use super::way::Way;
 use crate::analysis::{HostClass, Point};
 
-/// A request as the remote server saw it, by this host's clock. It may have carried it out in
-/// pieces: the stages are those of the piece that ended last.
+/// A request as the remote server saw it, in times of this host's clock. The remote server may
+/// have split the request: the stages are those of the piece that ended last.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     record: Record,
-    /// Of the first piece.
+    /// The wake of the first piece.
     wake: i64,
 }
 
-/// Parts that nobody has asked for yet.
+/// The remote parts that are not matched yet.
 #[derive(Debug, Default)]
 pub(crate) struct Remote {
     records: Records,
     by_cookie: HashMap<u64, Part>,
-    /// (end, cookie), in the order of the wakes.
+    /// (end, cookie) of each record, in the order of the wakes.
     order: VecDeque<(i64, u64)>,
-    /// The last wake.
+    /// The time of the last wake.
     last: i64,
-    /// Requests of others to the remote disk.
+    /// Requests to the remote disk that this host's server did not send.
     pub(crate) others: u64,
 }
 
 impl Remote {
-    /// Takes an event in; `ns` converts its times.
+    /// Processes an event; `ns` converts its times.
     pub(crate) fn event(&mut self, at: i64, event: &Event, ns: impl Fn(u64) -> Option<i64>) {
         let is_request = event.kind == Kind::FathomRequest;
         if is_request && let Some(record) = self.records.parse(at, event, ns) {
@@ -40,7 +40,7 @@ impl Remote {
         }
     }
 
-    /// Records whose stages are not in order.
+    /// Returns the number of records whose stages are not in order.
     pub(crate) fn garbled(&self) -> u64 {
         self.records.garbled
     }
@@ -61,7 +61,7 @@ impl Remote {
         }
     }
 
-    /// Gives up those that ended before `at`.
+    /// Gives up parts that ended before `at`.
     pub(crate) fn prune(&mut self, at: i64) {
         while let Some(&(end, cookie)) = self.order.front()
             && end < at
@@ -77,8 +77,8 @@ impl Remote {
 }
 
 impl Joiner<'_> {
-    /// Follows a request of this host's server to the remote one. False: its part may lie beyond
-    /// what was recorded there.
+    /// Follows a request of this host's server to the remote server. Returns false if the remote
+    /// part may lie outside the recording there.
     pub(super) fn cross(&mut self, way: &mut Way, record: &Record) -> bool {
         let cookie = match record.cookie {
             None | Some(Cookie::Came(_)) => return true,

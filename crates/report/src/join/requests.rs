@@ -1,59 +1,59 @@
-//! What the guest's side is made of.
+//! The requests, units, kicks and handlers of the guest's side.
 
 use smallvec::SmallVec;
 
 use super::way::{Class, Key, Way};
 
-/// One request of the guest's block layer.
+/// A request of the guest's block layer.
 #[derive(Debug)]
 pub(crate) struct Rq {
     pub(crate) key: Key,
     pub(crate) issue: i64,
     pub(crate) complete: Option<i64>,
     pub(super) tid: u32,
-    /// The kernel's address of its hardware queue.
+    /// The kernel's address of the request's hardware queue.
     pub(super) hctx: Option<u64>,
     pub(crate) queue: Option<u16>,
     pub(crate) kick: Option<u64>,
-    /// Issued last before its kick: the kick is its own.
+    /// The request was the last one issued before its kick, so the kick is its own.
     pub(crate) own_kick: bool,
-    /// The units that it carries, wholly or in part.
+    /// The units that the request carries, wholly or in part.
     pub(crate) units: SmallVec<[u64; 1]>,
     pub(crate) ambiguous: bool,
 }
 
-/// What a report counts as a request: an operation of the benchmark; where there is none a bio;
-/// where those are not traced a request of the block layer.
+/// What a report counts as a request: an operation of the benchmark. Without a benchmark, a unit
+/// is a bio. Without traced bios, a unit is a request of the block layer.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) key: Key,
     pub(crate) call: Option<i64>,
-    /// When the benchmark had its answer.
+    /// When the benchmark received the result.
     pub(crate) end: Option<i64>,
     pub(super) tid: u32,
-    /// (key, time).
+    /// The unit's bios, as (key, time).
     pub(crate) bios: SmallVec<[(Key, i64); 1]>,
-    /// Bytes that no request has taken on (1 for a flush).
+    /// Number of bytes that no request carries yet (1 for a flush).
     pub(crate) todo: u64,
-    /// Its requests that are not followed to their end.
+    /// Number of the unit's requests that are not followed yet.
     pub(crate) open: u32,
-    /// One of its requests could not be followed.
+    /// One of the unit's requests could not be followed.
     pub(crate) broken: bool,
     pub(crate) ambiguous: bool,
-    /// The way of the request of its that completed last.
+    /// The way of the unit's request that completed last.
     pub(crate) last: Option<Box<Way>>,
-    /// That request's kick.
+    /// The kick of that request.
     pub(crate) kick: Option<u64>,
 }
 
 impl Unit {
-    /// When it came to be.
+    /// Returns the time of the call, or else of the first bio.
     pub(crate) fn start(&self) -> i64 {
         let bio = self.bios.first().map(|&(_, at)| at);
         self.call.or(bio).unwrap_or(i64::MAX)
     }
 
-    /// When the bio that holds `offset` was queued.
+    /// Returns when the bio that contains `offset` was queued.
     pub(crate) fn bio_of(&self, offset: u64) -> Option<i64> {
         let holds = |(key, _): &&(Key, i64)| {
             key.class == Class::Flush || (key.offset <= offset && offset < key.end())
@@ -62,24 +62,24 @@ impl Unit {
     }
 }
 
-/// The guest writes a doorbell.
+/// A doorbell write of the guest.
 #[derive(Debug)]
 pub(crate) struct Kick {
     pub(crate) at: i64,
     pub(crate) queue: Option<u16>,
     pub(crate) cpu: u16,
-    /// Requests that were in the ring without a kick.
+    /// Number of requests that this kick announced.
     pub(crate) members: u32,
     pub(crate) settled: u32,
-    /// Of those, requests that the server found by itself.
+    /// Number of those requests that the server found by polling.
     pub(crate) polled: u32,
     /// The host's doorbell event.
     pub(crate) doorbell: Option<u64>,
-    /// Joined, but for the size of their batch.
+    /// Joined requests that wait until the size of their batch is known.
     pub(crate) ways: Vec<Way>,
 }
 
-/// The guest's interrupt handler runs.
+/// A run of the guest's interrupt handler.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handler {
     pub(crate) at: i64,
@@ -87,7 +87,7 @@ pub(crate) struct Handler {
     pub(crate) queue: Option<u16>,
 }
 
-/// Two queues, either of which may be unknown, can be the same.
+/// Returns whether two queues, either of which may be unknown, can be the same.
 pub(crate) fn compatible(a: Option<u16>, b: Option<u16>) -> bool {
     a.is_none() || b.is_none() || a == b
 }

@@ -1,4 +1,4 @@
-//! One request of the guest's, and everything that belongs to it.
+//! Follows one guest request: finds everything that belongs to it.
 
 use super::Joiner;
 use super::blocks::Below;
@@ -9,14 +9,14 @@ use super::serving::Frame;
 use super::way::{Key, Points, Way};
 use crate::analysis::{Delivery, HostClass, Point};
 
-/// A kick whose doorbell was not seen may reach the server this much later.
+/// Time in ns within which a kick reaches the server, for a kick whose doorbell was not seen.
 const ON_ITS_WAY: i64 = 1_000_000;
 
-/// An interrupt does not reach its handler in less.
+/// Shortest time in ns between an interrupt and its handler.
 const SHORTEST_WAY: i64 = 200;
 
 impl Way {
-    /// A way of which nothing is known.
+    /// Creates a way without any points.
     pub(super) fn new(key: Key) -> Way {
         Way {
             number: 0,
@@ -56,7 +56,7 @@ impl Way {
 }
 
 impl Joiner<'_> {
-    /// Follows a completed request of the guest's; None when it has no counterpart.
+    /// Follows a completed guest request. Returns None if it has no counterpart.
     pub(super) fn follow(&mut self, rq: &Rq) -> Option<Way> {
         let complete = rq.complete?;
         let mut way = Way::new(rq.key);
@@ -93,7 +93,7 @@ impl Joiner<'_> {
         Some(way)
     }
 
-    /// How the server learnt of it.
+    /// Finds out how the server learnt of the request.
     fn deliver(&mut self, way: &mut Way, rq: &Rq, record: Option<&Record>) {
         let kick = rq.kick.and_then(|id| self.guest.kicks.get(id));
         let doorbell = kick
@@ -123,7 +123,7 @@ impl Joiner<'_> {
             None => way.incomplete |= self.probes.doorbell,
         }
         let wake = record.map(|record| record.wake);
-        // Of a doorbell that is told late, the signal may have been after the wake as well.
+        // If the doorbell's event follows the signal, the signal may also follow the wake.
         let late = doorbell.filter(Doorbell::is_told_late);
         way.told_late = late.is_some();
         let signal = late.and_then(|doorbell| doorbell.signal());
@@ -131,7 +131,8 @@ impl Joiner<'_> {
         way.points.put(Point::Wake, wake);
     }
 
-    /// The server says so, or it woke before the kick could reach it.
+    /// Returns whether the server polled: its record says so, or it woke before the kick could
+    /// arrive.
     fn was_polled(
         &self,
         record: &Record,
@@ -143,7 +144,7 @@ impl Joiner<'_> {
         }
         match (doorbell, kick) {
             (Some(doorbell), _) => {
-                // What is told late may have reached the server before.
+                // A late event says nothing: its signal may have reached the server earlier.
                 let signal = doorbell.signal().filter(|_| !doorbell.is_told_late());
                 record.wake < signal.or(doorbell.exit).unwrap_or(i64::MIN)
             }
@@ -152,8 +153,8 @@ impl Joiner<'_> {
         }
     }
 
-    /// No kick of the guest's announced it: an earlier kick woke the server in time, or its event
-    /// is missing.
+    /// Sets the delivery of a request that no kick announced. Either an earlier kick woke the
+    /// server in time, or the kick's event is missing.
     fn deliver_without_kick(&mut self, way: &mut Way, rq: &Rq, record: Option<&Record>) {
         let Some(record) = record else {
             if self.probes.kick {
@@ -184,8 +185,8 @@ impl Joiner<'_> {
         }
     }
 
-    /// An earlier kick may have led to this wake: its signal reached the server after the wake
-    /// before.
+    /// Returns whether an earlier kick may have caused this wake: its signal reached the server
+    /// after the previous wake.
     fn is_woken_by_another(&self, record: &Record) -> bool {
         self.guest.kicks.iter().any(|(_, kick)| {
             let doorbell = kick.doorbell.and_then(|id| self.kvm.doorbells.get(id));
@@ -199,7 +200,7 @@ impl Joiner<'_> {
         })
     }
 
-    /// The first handler within `from..=to`.
+    /// Returns the first handler within `from..=to`.
     fn handler_from(&self, queue: Option<u16>, from: i64, to: i64) -> Option<Handler> {
         let handlers = &self.guest.handlers;
         let start = handlers.partition_point(|handler| handler.at < from);
@@ -207,7 +208,7 @@ impl Joiner<'_> {
         rest.find(|h| compatible(h.queue, queue)).copied()
     }
 
-    /// The last handler within `from..=to`.
+    /// Returns the last handler within `from..=to`.
     fn handler_before(&self, queue: Option<u16>, from: i64, to: i64) -> Option<Handler> {
         let handlers = &self.guest.handlers;
         let end = handlers.partition_point(|handler| handler.at <= to);
@@ -215,8 +216,8 @@ impl Joiner<'_> {
         rest.find(|h| compatible(h.queue, queue)).copied()
     }
 
-    /// The handler that an effect at `at` led to; where the clocks may disagree by more than an
-    /// interrupt's way takes, one shortly before it.
+    /// Returns the handler that an effect at `at` led to. If the clocks may differ by more than an
+    /// interrupt takes to its handler, a handler shortly before `at` is accepted.
     fn handler_of(&self, queue: Option<u16>, at: i64, to: i64) -> Option<Handler> {
         let early = (self.error - SHORTEST_WAY).max(0);
         let before = || self.handler_before(queue, at - early, at.min(to));
@@ -224,7 +225,7 @@ impl Joiner<'_> {
             .or_else(|| before().filter(|_| early > 0))
     }
 
-    /// The interrupt that the server sent after this record's batch, if it did.
+    /// Returns the interrupt that the server sent after this record's batch, if any.
     pub(super) fn sent_for(&self, record: &Record, complete: i64) -> Option<Interrupt> {
         let first = self
             .kvm
@@ -232,7 +233,7 @@ impl Joiner<'_> {
             .copied()?;
         let by_kernel = self.kvm.is_server(first.tid) == Some(false);
         let until = match by_kernel {
-            true => complete + self.error, // a work item of the kernel's sends it later
+            true => complete + self.error, // a kernel work item sends the interrupt later
             false => record.end,
         };
         (first.at <= until).then_some(first)
@@ -251,7 +252,7 @@ impl Joiner<'_> {
         }
         let Some(handler) = self.handler_of(queue, record.used, complete) else {
             way.reaped = true;
-            // A handler that was running must have begun after the request did, on one vCPU.
+            // On one vCPU, a handler that was already running began after the request was issued.
             let running = self.handler_before(queue, issue, record.used);
             way.incomplete |= running.is_none();
             return;
@@ -266,11 +267,11 @@ impl Joiner<'_> {
             .kvm
             .interrupt_before(queue, since, handler.at + self.error);
         match raised {
-            // It was sent for a request before this one, and served both.
+            // The interrupt was sent for an earlier request, and its handler served both.
             Some(raised) if raised.at <= record.used => {
                 way.points.set(Point::Handler, handler.at);
             }
-            // It was sent for a later one: a running handler had taken this one.
+            // The interrupt was sent for a later request: a running handler had taken this one.
             Some(_) => {
                 way.reaped = true;
                 way.ambiguous = true;
@@ -282,12 +283,12 @@ impl Joiner<'_> {
         }
     }
 
-    /// What the server's calls tell, where it has no stamps of its own.
+    /// Sets the points that the server's system calls show, for a server without its own stamps.
     pub(super) fn serve(&self, way: &mut Way, issuer: Option<u32>, sent: Option<Interrupt>) {
         let (Some(issue), Some(issuer)) = (way.points.get(Point::HostIssue), issuer) else {
             return;
         };
-        // One that reached no handler of the guest's is not this request's.
+        // An interrupt that reached no handler of the guest is not this request's.
         let sent = sent.filter(|sent| way.points.get(Point::Interrupt) == Some(sent.at));
         let served = self.serving.tell(&Frame {
             signal: way.points.get(Point::Signal).filter(|_| !way.told_late),
@@ -301,8 +302,8 @@ impl Joiner<'_> {
         way.points.put(Point::Result, served.result);
     }
 
-    /// Without the server's records: by what the host's block layer and the guest's handler say.
-    /// Returns the interrupt that it was.
+    /// Finds the request's interrupt without the server's records, from the host's block layer and
+    /// the guest's handlers. Returns that interrupt.
     fn interrupt_by_order(
         &self,
         way: &mut Way,
@@ -345,8 +346,8 @@ impl Joiner<'_> {
             return;
         }
         let Some(handler) = self.handler_of(queue, sent.at, complete) else {
-            // Either a running handler took the request, and the interrupt's own comes later, or
-            // the handler's event is missing.
+            // Either a running handler took the request, and the interrupt's own handler runs
+            // later, or the handler's event is missing.
             let next = self.handler_from(queue, sent.at, i64::MAX);
             let later = next.and_then(|next| {
                 self.kvm
@@ -371,7 +372,7 @@ impl Joiner<'_> {
         }
     }
 
-    /// A kick while its vCPU was outside the guest.
+    /// Counts a violation if the request's vCPU kicked while it was outside the guest.
     fn count_violations(&self, way: &mut Way, rq: &Rq) {
         let kick = rq.kick.and_then(|id| self.guest.kicks.get(id));
         if let Some(kick) = kick.filter(|_| way.points.get(Point::Kick).is_some()) {

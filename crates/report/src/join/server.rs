@@ -1,4 +1,4 @@
-//! Fathom's own records of its requests, waiting for the guest's side of theirs.
+//! The server's own records of its requests, until the guest's requests match them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 
 use super::way::Key;
 
-/// What another host knows a request by.
+/// How a request is known to another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cookie {
     Came(u64),
     Went(u64),
-    /// It went on as several commands.
+    /// The request was sent as several commands.
     Several,
 }
 
@@ -43,13 +43,13 @@ pub(crate) struct Record {
     pub(crate) result: i64,
     pub(crate) used: i64,
     pub(crate) end: i64,
-    /// When the queue's server woke by a kick the time before.
+    /// When a kick woke the queue's server the time before.
     pub(crate) previous_wake: i64,
     pub(crate) cookie: Option<Cookie>,
     serial: u64,
 }
 
-/// Records that have no counterpart yet.
+/// Records that are not matched yet.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     by_key: HashMap<Key, SmallVec<[Record; 1]>>,
@@ -58,14 +58,14 @@ pub(crate) struct Records {
     /// (queue, last wake by a kick, the one before).
     wakes: Vec<(u16, i64, i64)>,
     serial: u64,
-    /// Records that nobody asked for.
+    /// Number of records that no guest request matched.
     pub(crate) strays: u64,
-    /// Records whose stages are not in order.
+    /// Number of records whose stages are not in order.
     pub(crate) garbled: u64,
 }
 
 impl Records {
-    /// Reads a record; `ns` converts the event's times.
+    /// Parses a record; `ns` converts the event's times.
     pub(crate) fn parse(
         &mut self,
         at: i64,
@@ -130,14 +130,14 @@ impl Records {
         self.by_key.entry(record.key).or_default().push(record);
     }
 
-    /// The record of a request that was with the server within `from..=to`, and whether there were
-    /// several: then the first that was taken.
+    /// Removes the record of a request that the server had within `from..=to`. Returns the record
+    /// and whether several matched; of several, the one taken first.
     pub(crate) fn take(&mut self, key: Key, from: i64, to: i64) -> Option<(Record, bool)> {
         let records = self.by_key.get_mut(&key)?;
         let meets = |record: &Record| record.used >= from && record.pop <= to;
         let inside = |record: &Record| record.pop >= from && record.used <= to;
         let count = records.iter().filter(|record| meets(record)).count();
-        // One that lies within goes before one that only overlaps.
+        // A record inside the interval precedes one that only overlaps it.
         let rank = |record: &&Record| (!inside(record), record.pop, record.serial);
         let best = records
             .iter()
@@ -152,7 +152,7 @@ impl Records {
         Some((record, count > 1))
     }
 
-    /// Gives up records that ended before `at`; those that began after `since` count as strays.
+    /// Gives up records that ended before `at`; those that began at or after `since` are strays.
     pub(crate) fn prune(&mut self, at: i64, since: i64) {
         while let Some(&(end, key, serial)) = self.order.front()
             && end < at

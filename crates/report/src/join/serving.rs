@@ -1,26 +1,26 @@
-//! The calls of a server that has no stamps of its own: when it waited for work and when it handed
-//! I/O to the kernel. They tell when it woke, submitted and had its result, where they tell it
-//! beyond doubt; what is left belongs to a wider layer.
+//! The system calls of a server without its own stamps: when it waited for work and when it
+//! passed I/O to the kernel. Where the calls leave no doubt, they show when the server woke,
+//! submitted and had the result. Otherwise the time belongs to a wider layer.
 
 use std::collections::{HashMap, VecDeque};
 
 use fathom_run::{Event, IoCall, Kind, io_call};
 
-/// Threads that are followed: a damaged file must not make more of them.
+/// Maximum number of threads that are followed; bounds memory for a damaged file.
 const MAX_THREADS: usize = 4096;
-/// ERESTARTSYS, ERESTARTNOINTR and ERESTARTNOHAND (linux/errno.h): the kernel enters the call again,
-/// and its caller sees nothing of it. io_uring's completions interrupt a poll like this.
+/// ERESTARTSYS, ERESTARTNOINTR and ERESTARTNOHAND (linux/errno.h): the kernel restarts the call,
+/// invisibly to its caller. io_uring's completions interrupt a poll in this way.
 const RESTARTED: std::ops::RangeInclusive<i64> = -514..=-512;
 
-/// One call of a thread's.
+/// A system call of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     number: u64,
     pub(crate) enter: i64,
-    /// None: it has not returned.
+    /// When the call returned; None if it has not returned.
     pub(crate) exit: Option<i64>,
     pub(crate) does: IoCall,
-    /// It was left, to be entered again unless a signal is handled first.
+    /// The call will be restarted, unless a signal is handled first.
     restarts: bool,
 }
 
@@ -30,36 +30,36 @@ impl Call {
     }
 }
 
-/// The calls of all threads.
+/// The system calls of all threads.
 #[derive(Debug, Default)]
 pub(crate) struct Serving {
     threads: HashMap<u32, VecDeque<Call>>,
-    /// When events were lost: nothing is known of a time that holds one.
+    /// Times at which events were lost; a period that contains one is unknown.
     gaps: VecDeque<i64>,
-    /// Calls without their return, and returns without their call.
+    /// Number of calls without a return, and of returns without a call.
     pub(crate) garbled: u64,
 }
 
-/// What a request's way is known of by now.
+/// The known points of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
     pub(crate) signal: Option<i64>,
-    /// The host's request, and the thread that issued it.
+    /// The issue of the host's request; `issuer` is the thread that issued it.
     pub(crate) issue: i64,
     pub(crate) complete: Option<i64>,
     pub(crate) issuer: u32,
-    /// The interrupt, and the server's thread that sent it if that took the request.
+    /// The interrupt, and the server's thread that sent it, if that thread took the request.
     pub(crate) interrupt: Option<(i64, Option<u32>)>,
 }
 
-/// What the calls tell of a request.
+/// What the system calls show of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
-    /// The wait returned that the kick ended.
+    /// When the wait returned that the kick ended.
     pub(crate) wake: Option<i64>,
-    /// The call was entered that issued the request to the device.
+    /// When the server entered the call that issued the request to the device.
     pub(crate) device: Option<i64>,
-    /// The read or write returned, or the wait that the completion ended.
+    /// When the read or write returned, or the wait that the completion ended.
     pub(crate) result: Option<i64>,
 }
 
@@ -104,7 +104,7 @@ impl Serving {
     }
 
     fn exit(&mut self, at: i64, event: &Event) {
-        // The first that is seen of a thread may return from a call of before.
+        // A thread's first event may be the return from a call before the recording.
         let Some(last) = self
             .threads
             .get_mut(&event.tid)
@@ -121,7 +121,7 @@ impl Serving {
         }
     }
 
-    /// The call that a thread was in.
+    /// Returns the call that a thread was in at `at`.
     fn during(&self, tid: u32, at: i64) -> Option<Call> {
         let calls = self.threads.get(&tid)?;
         let next = calls.partition_point(|call| call.enter <= at);
@@ -129,8 +129,8 @@ impl Serving {
         call.contains(at).then_some(call)
     }
 
-    /// When the wait returned in which a thread was at `from`, if it was the only one that returned
-    /// up to `to`: after another, any of them may have been the one.
+    /// Returns when the wait that a thread was in at `from` returned. Returns None if another wait
+    /// also returned by `to`: either of them could be the right one.
     fn only_return(&self, tid: u32, from: i64, to: i64) -> Option<i64> {
         let call = self.during(tid, from).filter(|call| call.does.waits)?;
         let exit = call.exit.filter(|&exit| exit <= to)?;
@@ -142,7 +142,7 @@ impl Serving {
         (!lost && !another).then_some(exit)
     }
 
-    /// What the calls tell beyond doubt.
+    /// Returns what the calls show beyond doubt.
     pub(crate) fn tell(&self, frame: &Frame) -> Served {
         let Frame {
             signal,
@@ -151,7 +151,7 @@ impl Serving {
             issuer,
             interrupt,
         } = *frame;
-        // An issue from elsewhere is a kernel worker's: who asked for it does not show.
+        // An issue outside such a call is a kernel worker's, which does not show the requester.
         let own = self.during(issuer, issue);
         let own = own.filter(|call| call.does.submits || call.does.sync);
         let is_sync = own.is_some_and(|call| call.does.sync);
@@ -169,7 +169,7 @@ impl Serving {
         let result = complete.zip(sent).and_then(|(complete, sent)| {
             let returned = match (own, server) {
                 (Some(call), _) if is_sync => call.exit.filter(|&exit| exit >= complete),
-                // One that issues and waits returns with the result, or for another reason.
+                // A call that issues and waits returns with the result, or for another reason.
                 (Some(_), Some(server)) => self.only_return(server, complete, sent),
                 _ => None,
             };
@@ -182,7 +182,7 @@ impl Serving {
         }
     }
 
-    /// Drops what ended before `at`.
+    /// Drops calls and gaps that ended before `at`.
     pub(crate) fn prune(&mut self, at: i64) {
         for calls in self.threads.values_mut() {
             while calls
@@ -208,7 +208,7 @@ mod tests {
     const SUBMIT: u64 = 209;
     const RING: u64 = 426;
 
-    /// Of calls: (thread, number, to_submit, min_complete, enter, exit).
+    /// Builds the state from calls: (thread, number, [to_submit, min_complete], enter, exit).
     fn serving(calls: &[(u32, u64, [u64; 2], i64, i64)]) -> Serving {
         let mut events: Vec<(i64, Event)> = Vec::new();
         for &(tid, number, [submit, min], enter, exit) in calls {
@@ -252,7 +252,7 @@ mod tests {
             let wanted = served(Some(120), Some(200), Some(450));
             assert_eq!(serving.tell(&FRAME), wanted);
         }
-        // One call that submits and waits, as QEMU's io_uring loop does.
+        // A single call that submits and waits, as in QEMU's io_uring loop.
         let serving = serving(&[
             (1, RING, [0, 1], 10, 120),
             (1, RING, [1, 1], 200, 450),
@@ -272,7 +272,7 @@ mod tests {
         let frame = Frame { issuer: 2, ..FRAME };
         let wanted = served(Some(120), Some(200), Some(420));
         assert_eq!(serving.tell(&frame), wanted);
-        // Whose thread sent the interrupt is not known: neither is who woke.
+        // The thread that sent the interrupt is unknown, so the thread that woke is too.
         let interrupt = Some((600, None));
         let frame = Frame { interrupt, ..frame };
         let wanted = served(None, Some(200), Some(420));
@@ -282,11 +282,11 @@ mod tests {
     #[test]
     fn what_is_in_doubt_is_not_told() {
         let nothing = Served::default();
-        // No call contains the issue: a kernel worker's.
+        // No call contains the issue: a kernel worker issued the request.
         let worker = serving(&[(1, PPOLL, [0, 0], 10, 120), (1, SUBMIT, [1, 0], 130, 140)]);
         let frame = Frame { issuer: 7, ..FRAME };
         assert_eq!(worker.tell(&frame).device, None);
-        // A ring that was entered to submit nothing ran somebody's deferred work.
+        // A call that entered the ring to submit nothing ran deferred work of another request.
         let deferred = serving(&[(1, RING, [0, 0], 200, 250)]);
         assert_eq!(deferred.tell(&FRAME), nothing);
         // Two waits returned before the submit, and two before the interrupt.
@@ -298,14 +298,14 @@ mod tests {
             (1, PPOLL, [0, 0], 460, 470),
         ]);
         assert_eq!(twice.tell(&FRAME), served(None, Some(200), None));
-        // The thread was busy at the kick and at the completion: it may have looked by itself.
+        // The thread was busy at the kick and at the completion: it may have polled.
         let busy = serving(&[
             (1, PPOLL, [0, 0], 110, 120),
             (1, SUBMIT, [1, 0], 200, 250),
             (1, PPOLL, [0, 0], 410, 450),
         ]);
         assert_eq!(busy.tell(&FRAME), served(None, Some(200), None));
-        // Events are missing, or none of the request's end is known.
+        // Events are missing, or the request's interrupt is unknown.
         let calls = [
             (1, PPOLL, [0, 0], 10, 120),
             (1, SUBMIT, [1, 0], 200, 250),
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(serving(&calls).tell(&frame), wanted);
     }
 
-    /// As io_uring's completions do it in QEMU: seen on Linux 6.1.
+    /// Replays the events of io_uring's completions in QEMU, as seen on Linux 6.1.
     #[test]
     fn a_call_that_the_kernel_restarts_is_one_call() {
         let mut serving = serving(&[(1, PPOLL, [0, 0], 10, 120), (1, RING, [1, 0], 200, 250)]);
@@ -342,7 +342,7 @@ mod tests {
             .for_each(|(at, event)| serving.event(*at, event));
         let wanted = served(Some(120), Some(200), Some(450));
         assert_eq!((serving.tell(&FRAME), serving.garbled), (wanted, 0));
-        // A signal's handler ran: the call was over.
+        // A signal handler ran, so the call was over.
         let other = Event::new(0, Kind::SysEnter, 0, 1, &[SUBMIT, 5, 1, 0, 0]);
         for (at, event) in [(500, enter), (510, exit(-514)), (520, other)] {
             serving.event(at, &event);

@@ -1,4 +1,4 @@
-//! What is said of many requests, added up one by one in bounded memory.
+//! Adds up joined requests one by one, in bounded memory.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -7,14 +7,14 @@ use super::way::Way;
 use crate::analysis::{Delivery, Exact, HeatMap, HostClass, Joined, Layer, LayerRow, Truth};
 use crate::distribution::Tally;
 
-/// Each power of two of the total is divided into this many slices for the tail.
+/// log2 of the number of slices into which each power of two of the total is divided.
 const SLICE_BITS: u32 = 7;
-/// Rows of the heat map to a power of two, and its most columns.
+/// log2 of the number of the heat map's rows to a power of two, then its maximum of columns.
 const HEAT_BITS: u32 = 2;
 const HEAT_COLUMNS: usize = 240;
 const LAYERS: usize = Layer::ALL.len();
 
-/// Sums of layers of the requests whose totals are nearly equal.
+/// Sums of the layers of requests whose totals are nearly equal.
 #[derive(Clone, Debug)]
 struct Slice {
     count: u64,
@@ -30,7 +30,7 @@ impl Default for Slice {
     }
 }
 
-/// A request among the slowest, ordered by its time alone.
+/// A request among the slowest: (total in ns, number, request), ordered by total, then number.
 #[derive(Debug)]
 struct Slow(i64, u64, Box<Joined>);
 
@@ -70,7 +70,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Of no request; the `keep` slowest will be shown.
+    /// Creates sums without requests; they will keep the `keep` slowest requests.
     pub(crate) fn new(keep: usize) -> Sums {
         Sums {
             total: Tally::new(),
@@ -86,7 +86,7 @@ impl Sums {
         }
     }
 
-    /// Counts a request.
+    /// Adds a request.
     pub(crate) fn add(&mut self, way: &Way) {
         let mut layers = [0i64; LAYERS];
         let mut passes = [false; LAYERS];
@@ -142,7 +142,7 @@ impl Sums {
         *self.hosts.entry(way.host).or_default() += 1;
     }
 
-    /// What is said of them.
+    /// Returns the breakdown of all added requests.
     pub(crate) fn finish(mut self) -> Exact {
         let count = self.total.count();
         let tail = self.band(0, count / 100);
@@ -189,9 +189,9 @@ impl Sums {
         }
     }
 
-    /// Each layer's mean over the `wanted` slowest requests but for the `slower` ones; None with
-    /// fewer than ten of them. Of the slices at the edges, whose totals are within 1%, a share is
-    /// counted.
+    /// Returns each layer's mean over the `wanted` slowest requests after the `slower` slowest
+    /// ones. Returns None if `wanted` is below ten. A slice at an edge, whose totals differ by less
+    /// than 1%, counts in proportion.
     fn band(&self, slower: u64, wanted: u64) -> Option<[f64; LAYERS]> {
         if wanted < 10 {
             return None;
@@ -215,7 +215,8 @@ impl Sums {
     }
 }
 
-/// A logarithmic scale: each power of two in `2^bits` steps; all below 1 in the first.
+/// Returns the step of a logarithmic scale: each power of two has `2^bits` steps. Negative
+/// values are in the first step.
 fn slice_of(value: i64, bits: u32) -> u32 {
     let Ok(value) = u64::try_from(value) else {
         return 0;
@@ -227,7 +228,7 @@ fn slice_of(value: i64, bits: u32) -> u32 {
     (shift << bits) + (value >> shift) as u32
 }
 
-/// The least value of a step of [`slice_of`]'s.
+/// Returns the least value of a step of [`slice_of`].
 fn slice_start(slice: u32, bits: u32) -> i64 {
     if slice < 2 << bits {
         return i64::from(slice);
@@ -236,7 +237,7 @@ fn slice_start(slice: u32, bits: u32) -> i64 {
     i64::from((slice & ((1 << bits) - 1)) | 1 << bits) << shift
 }
 
-/// The heat map while it grows: its columns double their width when they become too many.
+/// The heat map while it grows; when it has too many columns, their width doubles.
 #[derive(Debug)]
 struct Heat {
     origin: Option<i64>,
@@ -335,7 +336,7 @@ mod tests {
     fn the_middle_is_what_ordinary_requests_spend() {
         let mut sums = Sums::new(0);
         for i in 0..2000i64 {
-            // The fast and the slow half differ in the ring; around the median both are.
+            // The two halves differ in their time in the ring; the median band has some of both.
             let rest = if i % 2 == 0 { 100 } else { 50_000 };
             sums.add(&way(i as u64, i * 1_000_000, 1000 + i % 2, rest));
         }
@@ -355,7 +356,7 @@ mod tests {
     fn the_tail_is_the_slowest_hundredth() {
         let mut sums = Sums::new(3);
         for i in 0..2000 {
-            // The 20 slowest spend their time in the ring, the others before it.
+            // The 20 slowest requests spend their time in the ring, the others before it.
             let slow = i % 100 == 99;
             sums.add(&way(
                 i,

@@ -1,4 +1,4 @@
-//! What a round's streams hold: read once, before anything is joined.
+//! Surveys a round's streams: reads them once before the join.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,27 +7,27 @@ use fathom_run::{Disk, Kind, Round, Run};
 
 use super::merge::Side;
 
-/// What was watched, as seen in the events themselves.
+/// What was watched, as shown by the events themselves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
     guest: Vec<bool>,
     host: Vec<bool>,
     remote: Vec<bool>,
-    /// The guest's block device, and whether it had to be guessed from its events.
+    /// The guest's block device, and whether the survey guessed it from several candidates.
     pub(crate) guest_dev: Option<u64>,
     pub(crate) guest_dev_guessed: bool,
     /// KVM changed the TSC offset of a vCPU.
     pub(crate) offset_written: bool,
-    /// Dropped events by stream.
+    /// Number of dropped events, by stream.
     pub(crate) lost: Vec<(String, u64)>,
-    /// (first, last) time of the streams, in ticks of their clocks, by stream.
+    /// (clock, first, last) of each stream; times are in ticks of the clock.
     pub(crate) ends: Vec<(fathom_run::Clock, u64, u64)>,
-    /// Streams whose events run_json counts differently, and the like.
+    /// Problems with the streams, such as fewer events than `run.json` says.
     pub(crate) problems: Vec<String>,
 }
 
 impl Survey {
-    /// Reads a round's streams. Damage within them is not told here: the join meets it again.
+    /// Reads a round's streams. The survey does not report damage in them: the join does.
     pub(crate) fn of(dir: &Path, run: &Run, round: &Round) -> Survey {
         let mut survey = Survey {
             guest: vec![false; Kind::ALL.len()],
@@ -110,17 +110,17 @@ impl Survey {
         }
     }
 
-    /// The guest's streams hold events of this kind.
+    /// Returns whether the guest's streams hold events of this kind.
     pub(crate) fn guest(&self, kind: Kind) -> bool {
         self.guest[kind as usize]
     }
 
-    /// The host's streams hold events of this kind.
+    /// Returns whether the host's streams hold events of this kind.
     pub(crate) fn host(&self, kind: Kind) -> bool {
         self.host[kind as usize]
     }
 
-    /// Any events of this side.
+    /// Returns whether there are any events of this side.
     pub(crate) fn any(&self, side: Side) -> bool {
         match side {
             Side::Guest => self.guest.contains(&true),
@@ -129,7 +129,7 @@ impl Survey {
         }
     }
 
-    /// This side tells of requests to the disk.
+    /// Returns whether this side's events show requests to the disk.
     pub(crate) fn tells_of_requests(&self, side: Side) -> bool {
         match side {
             Side::Guest => [
@@ -149,12 +149,13 @@ impl Survey {
         }
     }
 
-    /// There is something to join, or to take the wiki's means of.
+    /// Returns whether the round can be joined, or used for the wiki's means.
     pub(crate) fn is_useful(&self) -> bool {
         self.tells_of_requests(Side::Guest) || self.tells_of_requests(Side::Host)
     }
 
-    /// How many of the points on a request's way were watched: the deepest rounds are joined.
+    /// Returns how many points on a request's way were watched. Only the rounds with the highest
+    /// number are joined.
     pub(crate) fn depth(&self) -> usize {
         let guest = [
             Kind::BenchOperation,
@@ -176,7 +177,7 @@ impl Survey {
         guest + host + usize::from(self.doorbells())
     }
 
-    /// KVM tells of doorbells.
+    /// Returns whether KVM's events show doorbells.
     pub(crate) fn doorbells(&self) -> bool {
         [Kind::KvmMmio, Kind::KvmFastMmio, Kind::KvmPio]
             .into_iter()

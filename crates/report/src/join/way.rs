@@ -1,4 +1,4 @@
-//! What the parts of the join speak of: requests by what they ask, and a request's way.
+//! Types that the parts of the join share: a request's key and its way.
 
 use fathom_run::flags;
 
@@ -6,19 +6,20 @@ use super::merge::Side;
 
 use crate::analysis::{Delivery, HostClass, Joined, Layer, Point};
 
-/// What a request asks, as both sides can tell it.
+/// The operation of a request, as both sides know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Class {
     Read,
     Write,
     Flush,
     Discard,
-    /// Not known: a kick was seen, and nothing of what it brought.
+    /// Unknown: only a kick was seen, and none of its requests.
     Any,
 }
 
 impl Class {
-    /// Of the flags of an event; `length` tells a flush from a write that flushes first.
+    /// Returns the class for an event's flags; `length` distinguishes a flush from a write that
+    /// flushes first.
     pub(crate) fn of(flags: u64, length: u64) -> Class {
         if flags & flags::DISCARD != 0 {
             Class::Discard
@@ -42,7 +43,7 @@ impl Class {
     }
 }
 
-/// What a request is known by on both sides: bytes of the guest's disk.
+/// Identifies a request on both sides: its operation and its bytes on the guest's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) class: Class,
@@ -51,10 +52,10 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// In bytes.
+    /// Creates a key; `offset` and `length` are in bytes.
     pub(crate) fn new(flags: u64, offset: u64, length: u64) -> Key {
         let class = Class::of(flags, length);
-        // A flush is of the whole disk, whatever sector it is told with.
+        // A flush covers the whole disk, whatever its sector is.
         let offset = if class == Class::Flush { 0 } else { offset };
         Key {
             class,
@@ -63,7 +64,7 @@ impl Key {
         }
     }
 
-    /// Of a block event's sectors.
+    /// Creates a key from a block event's sectors.
     pub(crate) fn sectors(flags: u64, sector: u64, sectors: u64) -> Key {
         Key::new(flags, sector.wrapping_mul(512), sectors.wrapping_mul(512))
     }
@@ -72,7 +73,8 @@ impl Key {
         self.offset.saturating_add(self.length)
     }
 
-    /// Bytes that both touch, if both ask the same; flushes touch each other in 1.
+    /// Returns the number of bytes that both keys cover, 0 if their classes differ. Two flushes
+    /// have 1 in common.
     pub(crate) fn common(&self, other: &Key) -> u64 {
         if self.class != other.class {
             return 0;
@@ -88,7 +90,7 @@ impl Key {
 /// Number of [`Point`]s.
 const POINTS: usize = Point::ALL.len();
 
-/// Whose clock tells a point.
+/// Returns the side whose clock a point's time is from.
 fn side_of(point: Point) -> Side {
     use Point::*;
     match point {
@@ -100,12 +102,12 @@ fn side_of(point: Point) -> Side {
     }
 }
 
-/// How far the clocks of two sides may be off each other.
+/// The largest errors between the clocks of two sides, in ns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Errors {
-    /// Of the guest's and the host's.
+    /// Between the guest's and the host's clock.
     pub(crate) guest: i64,
-    /// Of the remote host's and this one's.
+    /// Between the remote host's and this host's clock.
     pub(crate) remote: i64,
 }
 
@@ -136,14 +138,14 @@ impl Points {
         self.0[point as usize] = at;
     }
 
-    /// Those that were seen, in the order of the way.
+    /// Returns the points that were seen, in the order of the way.
     pub(crate) fn seen(&self) -> impl DoubleEndedIterator<Item = (Point, i64)> + '_ {
         let all = Point::ALL.iter().zip(&self.0);
         all.filter_map(|(&point, &at)| Some((point, at?)))
     }
 }
 
-/// One request's way, joined.
+/// The joined way of one request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Way {
     pub(crate) number: u64,
@@ -152,20 +154,20 @@ pub(crate) struct Way {
     pub(crate) delivery: Delivery,
     pub(crate) batch: u32,
     pub(crate) host: HostClass,
-    /// A handler that was already running took it.
+    /// A handler that was already running took the request.
     pub(crate) reaped: bool,
-    /// It had more than one possible counterpart.
+    /// The request had more than one possible counterpart.
     pub(crate) ambiguous: bool,
-    /// It lacks a point that was watched.
+    /// The request lacks a point that was watched.
     pub(crate) incomplete: bool,
-    /// Its signal may have been a little before the time that is known.
+    /// The signal may have preceded the known time a little.
     pub(crate) told_late: bool,
-    /// Effects seen before their causes.
+    /// Number of effects that were seen before their causes.
     pub(crate) violations: u32,
 }
 
 impl Way {
-    /// When it began, and how long it took.
+    /// Returns the time of the first point and the duration, in ns.
     pub(crate) fn extent(&self) -> (i64, i64) {
         let mut seen = self.points.seen();
         let first = seen.next().map_or(0, |(_, at)| at);
@@ -173,7 +175,7 @@ impl Way {
         (first, last - first)
     }
 
-    /// Its layers, in order; they add up to its time exactly. A layer may come twice.
+    /// Returns the layers in order; they add up to the duration exactly. A layer may occur twice.
     pub(crate) fn layers(&self) -> impl Iterator<Item = (Layer, i64)> + '_ {
         let next = self.points.seen().skip(1);
         self.points
@@ -182,7 +184,8 @@ impl Way {
             .map(|((a, at), (b, then))| (self.between(a, b), then - at))
     }
 
-    /// Effects that were seen before their causes; between two clocks, by more than their error.
+    /// Returns the number of effects seen before their causes, between two clocks by more than
+    /// their error.
     pub(crate) fn misordered(&self, errors: Errors) -> u32 {
         let next = self.points.seen().skip(1);
         let pairs = self.points.seen().zip(next);
@@ -198,7 +201,7 @@ impl Way {
         match (a, b) {
             (Point::Issue, Point::Pop) if self.delivery == Delivery::Polled => Layer::GuestBatch,
             (Point::Used, Point::Complete) if self.reaped => Layer::GuestBottomHalf,
-            // It was on another host, and is not told apart there.
+            // Another host did the I/O, and its stages are not known.
             (Point::Device, Point::Result)
                 if matches!(self.host, HostClass::Remote | HostClass::Split) =>
             {
@@ -208,7 +211,7 @@ impl Way {
         }
     }
 
-    /// As reports show it.
+    /// Converts the way for reports.
     pub(crate) fn joined(&self) -> Joined {
         let (start, total) = self.extent();
         let mut layers: Vec<(Layer, i64)> = Vec::new();

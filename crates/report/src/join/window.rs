@@ -1,8 +1,8 @@
-//! Things that are numbered as they come and leave in about the same order.
+//! A queue of items that are numbered on arrival and leave in about the same order.
 
 use std::collections::VecDeque;
 
-/// Holds what is in flight; memory is bounded by the distance from the oldest to the newest.
+/// Holds the items in flight; memory is bounded by the distance from the oldest to the newest.
 #[derive(Debug)]
 pub(crate) struct Window<T> {
     base: u64,
@@ -19,7 +19,7 @@ impl<T> Default for Window<T> {
 }
 
 impl<T> Window<T> {
-    /// Adds one; its number is returned.
+    /// Adds an item and returns its number.
     pub(crate) fn push(&mut self, item: T) -> u64 {
         self.items.push_back(Some(item));
         self.base + self.items.len() as u64 - 1
@@ -48,19 +48,19 @@ impl<T> Window<T> {
         item
     }
 
-    /// The oldest that is still here.
+    /// Returns the oldest remaining item.
     pub(crate) fn oldest(&self) -> Option<(u64, &T)> {
         let first = self.items.front()?.as_ref()?;
         Some((self.base, first))
     }
 
-    /// The newest, if it is still here.
+    /// Returns the newest item, if it has not been removed.
     pub(crate) fn newest(&self) -> Option<(u64, &T)> {
         let last = self.items.back()?.as_ref()?;
         Some((self.base + self.items.len() as u64 - 1, last))
     }
 
-    /// All that are here, oldest first.
+    /// Returns all remaining items, oldest first.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &T)> {
         let items = self.items.iter().enumerate();
         items.filter_map(|(i, item)| Some((self.base + i as u64, item.as_ref()?)))

@@ -1,4 +1,4 @@
-//! Which of a stream's events are which steps, whatever QEMU's version called them.
+//! Maps the names of QEMU's events to steps, for all versions of QEMU.
 
 use fathom_run::Event;
 use fathom_run::qemu_names::{IO_URING_EVENTS, Successor, Version, wiki_event};
@@ -17,35 +17,35 @@ impl Row {
     pub const COUNT: usize = 5;
 }
 
-/// What an event means.
+/// The meaning of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// `virtio_queue_notify`: device first.
+    /// `virtio_queue_notify`; the device is the first argument.
     Kick,
-    /// `virtio_blk_handle_*`: device, request.
+    /// `virtio_blk_handle_*`; the arguments are device, request.
     Taken,
     Submit,
     Complete,
-    /// Device, request.
+    /// The arguments are device, request.
     RwComplete,
-    /// Device first.
+    /// The device is the first argument.
     Interrupt,
 }
 
-/// How the traced QEMU reads and writes, as its events say.
+/// The I/O engine of the traced QEMU, as its events show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     Threads,
-    /// No events: Linux AIO.
+    /// Linux AIO, which has no events.
     Native,
     IoUring,
-    /// QEMU from 10.2.
+    /// io_uring in QEMU from 10.2.
     NewIoUring,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Names {
-    /// By the number of the string.
+    /// The meaning of each string, by the string's number.
     what: Vec<Option<What>>,
     strings: Vec<String>,
     engine: Engine,
@@ -75,8 +75,9 @@ impl Names {
         *self.what.get(usize::try_from(name).ok()?)?
     }
 
-    /// What the engine calls the request that is submitted: `thread_pool_submit(pool, req, opaque)`,
-    /// `luring_co_submit(bs, s, luringcb, ...)`, and `luring_co_submit(bs, req, ...)` since 10.2.
+    /// Returns the engine's identifier of a submitted request: `thread_pool_submit(pool, req,
+    /// opaque)`, `luring_co_submit(bs, s, luringcb, ...)`, and `luring_co_submit(bs, req, ...)`
+    /// since 10.2.
     pub fn submitted(&self, event: &Event) -> u64 {
         match self.engine {
             Engine::IoUring => event.args[3],
@@ -84,8 +85,8 @@ impl Names {
         }
     }
 
-    /// The same of the request that is completed: `thread_pool_complete(pool, req, ...)`,
-    /// `luring_process_completion(s, luringcb, ret)`, `luring_cqe_handler(req, ret)`.
+    /// Returns the engine's identifier of a completed request: `thread_pool_complete(pool, req,
+    /// ...)`, `luring_process_completion(s, luringcb, ret)`, `luring_cqe_handler(req, ret)`.
     pub fn completed(&self, event: &Event) -> u64 {
         match self.engine {
             Engine::NewIoUring => event.args[1],
@@ -93,7 +94,7 @@ impl Names {
         }
     }
 
-    /// The wiki's rows: what is measured of each, its name there and today.
+    /// Returns the wiki's rows: (what is measured, the wiki's name, today's name).
     pub fn rows(&self, version: Option<Version>) -> Vec<(Option<Row>, &'static str, String)> {
         const KICK: (Option<Row>, &str) = (Some(Row::Kick), "virtio_queue_notify");
         const RW: (Option<Row>, &str) = (Some(Row::RwComplete), "virtio_blk_rw_complete");
@@ -118,7 +119,7 @@ impl Names {
             .collect()
     }
 
-    /// Today's name: the one that was seen, else that of the version.
+    /// Returns today's name of an event: the name in the stream, else the name in this version.
     fn today(&self, wiki: &str, version: Option<Version>) -> String {
         let ring = matches!(self.engine, Engine::IoUring | Engine::NewIoUring);
         let in_ring = || IO_URING_EVENTS.iter().find(|alias| alias.wiki == wiki);
@@ -149,8 +150,8 @@ fn meaning(name: &str) -> Option<What> {
         "thread_pool_complete" | "thread_pool_complete_aio" => What::Complete,
         "luring_process_completion" | "luring_cqe_handler" => What::Complete,
         "virtio_blk_rw_complete" => What::RwComplete,
-        // An I/O thread defers the write to the irqfd to the end of a batch; that has an event of
-        // its own, which the wiki's row does not need.
+        // An I/O thread defers the write to the irqfd to the end of a batch. The write has its own
+        // event, which the wiki's row does not need.
         "virtio_notify" | "virtio_notify_irqfd" => What::Interrupt,
         _ => return None,
     })

@@ -19,7 +19,7 @@ fn event(name: u64, args: &[u64]) -> Event {
     Event::new(0, Kind::Qemu, 0, 9, &all)
 }
 
-/// One request through the pool; each step takes `steps` ns.
+/// Adds one request through the thread pool, with the lengths of its steps in ns.
 fn request(steps: &mut Steps, time: &mut i64, device: u64, request: u64, lengths: [i64; 5]) {
     let events = [
         event(0, &[device, 0, 1]),

@@ -40,7 +40,7 @@ fn folder() -> Folder {
 }
 
 impl Folder {
-    /// A TSC of 2 GHz.
+    /// Adds a round with a TSC of 2 GHz.
     fn round(&mut self, name: &str) -> &mut Folder {
         std::fs::create_dir(self.dir.path().join(name)).unwrap();
         let pair = |tsc| Pair {
@@ -120,7 +120,7 @@ fn all_rounds_are_counted_and_their_ticks_are_ns() {
     folder
         .round("c")
         .stream("futex", Clock::HostTsc, &[], &calls(0)[4..]);
-    // The guest's calls and those on the host itself are not the server's.
+    // Calls of the guest, and of rounds on the host itself, are not the server's.
     folder
         .round("d")
         .stream("syscalls", Clock::GuestTsc, &[], &calls(0));
@@ -143,7 +143,7 @@ fn all_rounds_are_counted_and_their_ticks_are_ns() {
         (2, 90)
     );
     assert_eq!(row(0, "futex(WAIT)").total, 400);
-    // Not from one round to the next.
+    // No user-space time from one round to the next.
     assert_eq!(row(1, "read").post.count, 0);
 
     let [lock] = &found.locks[..] else {
@@ -154,7 +154,7 @@ fn all_rounds_are_counted_and_their_ticks_are_ns() {
     assert!(!found.time_lines.is_empty() && found.qemu.is_empty());
 }
 
-/// 400 reads of 10 us each, one a 100 us; the slowest of the benchmark's operations is known.
+/// 400 reads of 10 us each, one every 100 us; the slowest of the benchmark's operations is known.
 #[test]
 fn the_picture_is_of_the_slowest_request() {
     let ticks = |us: u64| us * 2000;
@@ -164,7 +164,7 @@ fn the_picture_is_of_the_slowest_request() {
             [enter(ticks(at), 2, 0, [0, 0]), exit(ticks(at + 10), 2, 0)]
         })
         .collect();
-    // As the guest's TSC has it, with KVM's offset.
+    // Operations in ticks of the guest's TSC, with KVM's offset.
     const OFFSET: u64 = 1_000_000;
     let operation = |i: u64| {
         let (start, length) = (100 * i, if i == 77 { 400 } else { 20 });
@@ -197,11 +197,11 @@ fn the_picture_is_of_the_slowest_request() {
     let request = found.picture.unwrap().request.unwrap();
     assert_eq!((request.number, request.offset), (77, 77 * 4096));
     assert_eq!((request.start, request.total), (4_800_000, 400_000));
-    // The read that began with it lies where the request begins.
+    // The read that started with the request lies where the request begins.
     let spans = &found.time_lines[0].spans;
     assert!(spans.contains(&(4_800_000, 4_810_000, "read".into())));
 
-    // A device so fast that the usual window holds too many calls: the request alone is shown.
+    // A device so fast that the usual window has too many calls: only the request is shown.
     let reads: Vec<Event> = (0..40_000)
         .flat_map(|i| [enter(2000 * i, 2, 0, [0, 0]), exit(2000 * i + 900, 2, 0)])
         .collect();
@@ -274,7 +274,7 @@ fn a_futex_is_named_by_its_symbol_and_by_who_takes_it() {
         (50, 1, Some(&place), Some("a, taken at x.c:1")),
         (51, 2, None, Some("b")),
         (51, 9, Some(&place), Some("taken at x.c:1")),
-        // A thread of a process that is not known: only where there is no doubt.
+        // A thread of an unknown process: named only if the address is unambiguous.
         (0, 1, Some(&place), Some("a, taken at x.c:1")),
         (0, 2, None, None),
         (50, 3, None, None),

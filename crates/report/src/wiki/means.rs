@@ -1,4 +1,4 @@
-//! What is measured of one round.
+//! The measurements of one round.
 
 use std::collections::HashMap;
 
@@ -38,11 +38,11 @@ impl Mean {
     }
 }
 
-/// The server's rows by requests that were followed, where it has no records of its own.
+/// The server's rows from followed requests, for a server without its own records.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
     requests: u64,
-    /// From its wake to the interrupt, and from its submit to its result.
+    /// From wake to interrupt, and from submit to result.
     virtio: Mean,
     io: Mean,
 }
@@ -59,16 +59,16 @@ impl Served {
         }
     }
 
-    /// A mean that stands for all requests: of a few only it would be of another sort of them.
+    /// Returns a mean if it covers at least 99% of the requests; a few would not be representative.
     fn of_all(&self, mean: Mean) -> Option<Mean> {
         (mean.count > 0 && mean.count * 100 >= self.requests * 99).then_some(mean)
     }
 }
 
-/// A kick that waits for its interrupt, by queue.
+/// Kicks that wait for their interrupt, by queue.
 type Open = HashMap<Option<u16>, i64>;
 
-/// The means of one round, event by event.
+/// Computes the means of one round, event by event.
 #[derive(Debug, Default)]
 pub(crate) struct Means {
     vqs: Vec<u64>,
@@ -83,15 +83,15 @@ pub(crate) struct Means {
     kvm: Open,
     host: HashMap<Key, i64>,
     pub(super) rows: [Mean; 4],
-    /// The server's records tell of its I/O; else the host's block layer does.
+    /// The server's records show its I/O; otherwise the host's block layer does.
     recorded: bool,
     operations: u64,
-    /// The I/O is that of the server's own calls.
+    /// The I/O row is from the server's own calls.
     pub(super) io_of_calls: bool,
 }
 
 impl Means {
-    /// For the disk under test of `run`.
+    /// Creates the means for the disk under test of `run`.
     pub(crate) fn new(run: &Run) -> Means {
         let none = Disk::default();
         let disk = run.disk().unwrap_or(&none);
@@ -113,7 +113,7 @@ impl Means {
         }
     }
 
-    /// Takes in what the server's calls told, where it has no records.
+    /// Adds the rows from the server's calls, for a server without records.
     pub(crate) fn served(&mut self, served: &Served) {
         if self.recorded {
             return;
@@ -131,7 +131,7 @@ impl Means {
         self.rows[row as usize].add(time);
     }
 
-    /// Takes an event in; `ns` converts other times of its clock.
+    /// Processes an event; `ns` converts other times of its clock.
     pub(crate) fn event(&mut self, seen: &Seen, ns: impl Fn(u64) -> Option<i64>) {
         match seen.side {
             Side::Guest => self.guest(seen),
@@ -188,7 +188,7 @@ impl Means {
                 };
                 self.interrupt(queue, at);
             }
-            // It does not tell queues apart.
+            // The event does not distinguish queues.
             Kind::KvmSetIrq if args[1] == 1 && self.gsis.contains(&args[0]) => {
                 if let (1, Some(&queue)) = (self.kvm.len(), self.kvm.keys().next()) {
                     self.interrupt(queue, at);
