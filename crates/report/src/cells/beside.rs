@@ -1,5 +1,6 @@
-//! Points that differ in one parameter alone, in one row: its values in columns, each held against
-//! the first. The experiment says which parameter that is, and what is shown of each point.
+//! Side by side: one row for points that differ only in one parameter, with a group of columns per
+//! value. Each value is compared with the first. The experiment names the parameter and the
+//! measures shown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +12,18 @@ use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
 use super::words::{self, MOST_ROWS, Scale};
 
-/// Values that stand beside the first.
+/// Maximum number of values of the parameter.
 const MOST_VALUES: usize = 16;
-/// Columns of each.
+/// Maximum number of columns per value.
 const MOST_COLUMNS: usize = 16;
-/// Characters of a heading.
+/// Maximum number of characters in a heading.
 const MOST_HEADING: usize = 20;
-/// Figures of one column; of more, only the greatest is told.
+/// Maximum number of figures in a table cell; of more, only the greatest is shown.
 const MOST_FIGURES: usize = 4;
-/// A name that ends so is all measures that begin so.
+/// The suffix of a measure's name that selects all measures with the rest as their prefix.
 const ALL: char = '*';
 
-/// A heading and a text for each row.
+/// A column's heading and the text of each row.
 pub(super) type Text = (String, Vec<String>);
 
 /// A table's points by the parameter that the experiment names.
@@ -34,31 +35,32 @@ pub(super) struct Sides<'a> {
     columns: Vec<Shows<'a>>,
 }
 
-/// A column of each value.
+/// A column that is shown for each value.
 struct Shows<'a> {
     heading: String,
     measures: Vec<&'a Column>,
     scale: Scale,
 }
 
-/// What is shown of two values.
+/// The columns and rows that a comparison of two values shows.
 struct Part<'a> {
     columns: Vec<&'a Shows<'a>>,
     rows: &'a [usize],
 }
 
-/// One value held against the first.
+/// A comparison of one value with the first.
 pub(super) struct Against<'a> {
-    /// What A and B are.
+    /// Names of A and B.
     pub(super) names: Vec<String>,
-    /// What the points of each row have in common: of those rows that have both.
+    /// The common settings of each row's points, for the rows that have both values.
     pub(super) rows: Vec<&'a Settings>,
-    /// Columns of A, of B, and of their ratios: of A alone where there is no other.
+    /// Columns of A, of B, and of their ratios; only those of A if there is no other value.
     pub(super) columns: Vec<Vec<Text>>,
 }
 
 impl<'a> Sides<'a> {
-    /// `None`: the experiment has none, or nothing that it names was measured.
+    /// Returns `None` if the experiment names no parameter, or if none of its measures was
+    /// measured.
     pub(super) fn of(table: &'a Table) -> Option<Sides<'a>> {
         let beside = table.beside.as_ref()?;
         let parameter = beside.parameter.as_str();
@@ -92,7 +94,7 @@ impl<'a> Sides<'a> {
         is_there.then_some(sides)
     }
 
-    /// Each value but the first with the first; of an only one nothing but itself.
+    /// Returns a comparison of each other value with the first; a single value stands alone.
     pub(super) fn pairs(&self) -> Vec<Against<'_>> {
         let Some((first, others)) = self.values.split_first() else {
             return Vec::new();
@@ -116,7 +118,7 @@ impl<'a> Sides<'a> {
         others.iter().map(pair).collect()
     }
 
-    /// Rows of which one has no point compare nothing, and columns without a figure tell nothing.
+    /// Builds a comparison from the rows that have both values and the columns that have a figure.
     fn against(
         &self,
         names: Vec<String>,
@@ -142,7 +144,7 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// What its figures are.
+    /// Returns notes that explain the figures.
     pub(super) fn explained(&self) -> Vec<String> {
         let figures = self
             .points
@@ -183,7 +185,7 @@ impl<'a> Sides<'a> {
         columns.map(text).collect()
     }
 
-    /// Of what is one figure, and judges.
+    /// Returns the ratio columns of measures with a single figure that can be better or worse.
     fn ratios(&self, first: &str, other: &str, part: &Part) -> Vec<Text> {
         let is_one = |shows: &&&Shows| shows.judged().is_some();
         let columns = part.columns.iter().filter(is_one).enumerate();
@@ -255,7 +257,7 @@ impl<'a> Shows<'a> {
     }
 }
 
-/// Those whose names go on with a number, in its order.
+/// Returns the columns whose names are `begin` and a number, in order of the number.
 fn numbered<'a>(begin: &str, columns: &'a [Column]) -> Vec<&'a Column> {
     let number = |column: &'a Column| {
         let rest = column.name.strip_prefix(begin)?;

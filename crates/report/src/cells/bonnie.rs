@@ -1,5 +1,5 @@
-//! bonnie++'s own table, of a run whose measures are bonnie++'s phases: `put-block.throughput`,
-//! `put-block.cpu`, `put-block.latency`. Here is what stands where; renderers draw it.
+//! The layout of bonnie++'s own table, for runs whose measures are bonnie++'s phases:
+//! `put-block.throughput`, `put-block.cpu`, `put-block.latency`. Renderers draw the table.
 
 use fathom_run::Unit;
 
@@ -7,10 +7,10 @@ use super::points::Settings;
 use super::table::{Figure, Point, Table};
 use super::words::{self, Scale};
 
-/// bonnie++ counts in 1024 bytes.
+/// Number of units of 1024 bytes, in which bonnie++ counts, per MB.
 const KIB_PER_MB: f64 = 1e6 / 1024.0;
 
-/// A part of the table that has a line of headings of its own.
+/// A part of the table with its own headings.
 pub(super) struct Part {
     pub(super) groups: &'static [Group],
 }
@@ -21,12 +21,12 @@ pub(super) struct Group {
     pub(super) phases: &'static [Phase],
 }
 
-/// A phase of bonnie++'s: two columns.
+/// A phase of bonnie++, with two columns.
 pub(super) struct Phase {
     pub(super) heading: &'static str,
-    /// Before the dots of its measures.
+    /// The part of its measures' names before the dot.
     name: &'static str,
-    /// Of data; else of operations.
+    /// The rate is in bytes; otherwise in operations.
     is_bytes: bool,
 }
 
@@ -89,14 +89,14 @@ pub(super) const PARTS: [Part; 2] = [
     },
 ];
 
-/// What stands in a phase's two columns, of one point; empty where there is nothing.
+/// The texts in a phase's two columns for one point; empty if not measured.
 #[derive(Default)]
 pub(super) struct Entry {
     /// K/sec, or operations per second.
     pub(super) rate: String,
     pub(super) cpu: String,
     pub(super) latency: String,
-    /// Of the rate, to the first point's.
+    /// Ratio of the rate to the first point's.
     pub(super) ratio: String,
     pub(super) interval: String,
 }
@@ -106,7 +106,7 @@ impl Part {
         self.groups.iter().flat_map(|group| group.phases)
     }
 
-    /// Whether the run has any of it.
+    /// Returns whether the run has any measure of this part.
     pub(super) fn is_in(&self, table: &Table) -> bool {
         let mut phases = self.phases();
         phases.any(|phase| table.measures.iter().any(|one| phase.claims(&one.name)))
@@ -147,7 +147,7 @@ impl Phase {
     }
 }
 
-/// As bonnie++ does: what is small has a decimal.
+/// Formats a value like bonnie++: small values have a decimal.
 fn written(value: f64) -> String {
     match value.abs() {
         size if size >= 1e7 => format!("{value:.1e}"),
@@ -168,13 +168,13 @@ fn latency(ns: f64) -> String {
     format!("{} {}", scale.write(ns), scale.symbol)
 }
 
-/// Whether a measure stands in bonnie++'s table, and need not be in another one.
+/// Returns whether bonnie++'s table shows a measure, so that other tables can leave it out.
 pub(super) fn has(measure: &str) -> bool {
     let mut phases = PARTS.iter().flat_map(Part::phases);
     phases.any(|phase| phase.claims(measure))
 }
 
-/// What a point is called.
+/// Returns the label of a point.
 pub(super) fn label(settings: &Settings) -> String {
     let values: Vec<&str> = settings.values().map(String::as_str).collect();
     match (values.is_empty(), settings.len()) {
@@ -184,7 +184,7 @@ pub(super) fn label(settings: &Settings) -> String {
     }
 }
 
-/// What its figures are.
+/// Explains the table's figures.
 pub(super) const EXPLAINED: &str = "As bonnie++ prints it: K/sec are 1024 bytes, %CP is the CPU time of its process in the guest, \
      and latency the longest operation. Phases that were too fast to measure, or not requested, are \
      left out.";

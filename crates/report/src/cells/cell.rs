@@ -1,4 +1,4 @@
-//! What is kept of a cell. A run may be a stranger's: names, columns and samples are bounded.
+//! Reads cells. A run may come from a stranger, so names, columns and samples are limited.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,17 +10,17 @@ use serde::Serialize;
 
 use super::points::Settings;
 
-/// Characters of a name or a value.
+/// Maximum number of characters in a name or a value.
 const MOST_NAME: usize = 100;
-/// Characters of a line that tells what went wrong.
+/// Maximum number of characters in a problem's line.
 const MOST_LINE: usize = 500;
-/// Lines of that kind.
+/// Maximum number of problem lines.
 const MOST_LINES: usize = 20;
-/// Measures of different names in a run.
+/// Maximum number of measures with different names in a run.
 const MOST_MEASURES: usize = 200;
-/// Series of a cell.
+/// Maximum number of series of a cell.
 const MOST_SERIES: usize = 32;
-/// Samples of a series; of a longer one, neighbours become their mean.
+/// Maximum number of samples of a series; in a longer one, neighbours are averaged.
 const MOST_SAMPLES: usize = 300;
 
 /// A cell that was run.
@@ -28,21 +28,21 @@ const MOST_SAMPLES: usize = 300;
 pub struct Row {
     pub id: String,
     pub round: u32,
-    /// Of all parameters.
+    /// The values of all parameters.
     pub settings: Settings,
-    /// What its values of parameters are called in sentences.
+    /// Words for parameter values, for use in sentences.
     #[serde(skip_serializing_if = "Settings::is_empty")]
     pub words: Settings,
-    /// Seconds since 1970.
+    /// Start time in seconds since 1970; `seconds` is the duration.
     pub started: u64,
     pub seconds: f64,
     pub measures: BTreeMap<String, f64>,
     /// The same work on the bare device.
     pub bare: Option<Bare>,
-    /// What is suspected to have limited it; None without evidence.
+    /// The suspected limiter; None without evidence.
     pub verdict: Option<Verdict>,
     pub series: Vec<Series>,
-    /// Waiting for locks.
+    /// Waits for locks.
     #[serde(skip)]
     pub(super) locks: Vec<LockWait>,
 }
@@ -55,21 +55,21 @@ pub struct Column {
     pub better: Better,
 }
 
-/// The measures of a run in the order in which its cells tell of them.
+/// The measures of a run, in the order in which its cells list them.
 #[derive(Default)]
 pub(super) struct Columns {
     pub(super) list: Vec<Column>,
     places: BTreeMap<String, usize>,
 }
 
-/// What went wrong, once each and not without end.
+/// Problems, without duplicates and limited in number.
 #[derive(Default)]
 pub(super) struct Problems {
     lines: Vec<String>,
     more: usize,
 }
 
-/// Reads a cell; `None` where it was not run, or is damaged.
+/// Reads a cell. Returns `None` if the cell was not run or is damaged.
 pub(super) fn read(
     run: &Path,
     planned: &Planned,
@@ -115,7 +115,8 @@ pub(super) fn read(
 }
 
 impl Columns {
-    /// The name of the column that a measure belongs to, if it can have one.
+    /// Returns the name of the measure's column, and adds the column if needed. Returns `None` if
+    /// the measure cannot have a column.
     fn take(&mut self, measure: &Measure, problems: &mut Problems) -> Option<String> {
         let name = name(&measure.name);
         if !measure.value.is_finite() {
@@ -165,7 +166,7 @@ impl Problems {
     }
 }
 
-/// A parameter and its value, of a length that can be shown.
+/// Limits the lengths of a parameter's name and value.
 pub(super) fn setting((key, value): (impl AsRef<str>, impl AsRef<str>)) -> (String, String) {
     (name(key.as_ref()), name(value.as_ref()))
 }
@@ -181,7 +182,7 @@ pub(super) fn clipped(text: &str, most: usize) -> String {
     }
 }
 
-/// The same run says the same wherever it lies.
+/// Describes an error without its path: a run gives the same report wherever it is stored.
 fn without_path(error: &Error) -> String {
     match error {
         Error::Io { source, .. } => source.to_string(),

@@ -1,4 +1,4 @@
-//! Two runs of one experiment: B against A.
+//! Compares two runs of one experiment: B against A.
 
 use std::collections::BTreeMap;
 
@@ -18,17 +18,17 @@ use crate::render::text::plural;
 /// Two runs, and their points with equal settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// A and B, each with what people call it.
+    /// A and B, each as (the user's name for the run, its table).
     pub runs: [(String, Table); 2],
-    /// Of machines, and of parameters that do not vary in either run.
+    /// Differences in machines, and in parameters that vary in neither run.
     pub differences: Vec<Difference>,
-    /// Those of both.
+    /// The measures that both runs have.
     pub measures: Vec<Column>,
-    /// In A's order.
+    /// The points that both runs have, in A's order.
     pub points: Vec<Compared>,
 }
 
-/// What is not the same in A and B.
+/// A property that differs between A and B.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
     pub name: String,
@@ -38,10 +38,10 @@ pub struct Difference {
 /// A point that both runs have.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
-    /// Of the parameters that vary in A or B.
+    /// The values of the parameters that vary in A or B.
     pub settings: Settings,
     pub measures: BTreeMap<String, Pair>,
-    /// What the CPUs ran in A and in B.
+    /// The profiles of the CPUs in A and in B.
     #[serde(skip)]
     pub(super) profiles: [Vec<Sampled>; 2],
 }
@@ -51,15 +51,15 @@ pub struct Compared {
 pub struct Pair {
     pub a: Figure,
     pub b: Figure,
-    /// B/A, where more or less of it is better.
+    /// B/A, for measures that can be better or worse.
     pub ratio: Option<Ratio>,
 }
 
 impl Comparison {
-    /// Compares run B with run A, each with what people call it.
+    /// Compares run B with run A; each comes with the user's name for it.
     ///
     /// # Errors
-    /// In a line, when they are of different experiments.
+    /// Returns a line of text when the runs are of different experiments.
     pub fn of(a: (String, Table), b: (String, Table)) -> Result<Comparison, String> {
         if a.1.experiment != b.1.experiment {
             return Err(format!(
@@ -95,7 +95,7 @@ impl Comparison {
         })
     }
 
-    /// What has become of the main measure, a line for each point: faster, slower, or noise.
+    /// Returns a line for each point about its main measure: faster, slower, or noise.
     pub(super) fn verdicts(&self) -> Vec<String> {
         let Some(main) = self.runs[0].1.main() else {
             return Vec::new();
@@ -121,7 +121,7 @@ impl Comparison {
         lines.take(words::MOST_ROWS).collect()
     }
 
-    /// What its figures are, and which points have no counterpart.
+    /// Returns notes that explain the figures and count the points without a counterpart.
     pub(super) fn explained(&self) -> Vec<String> {
         let pairs = || self.points.iter().flat_map(|point| point.measures.values());
         let most = pairs()
@@ -142,7 +142,7 @@ impl Comparison {
     }
 }
 
-/// A point's settings of these parameters, whether they vary in its own run or not.
+/// Returns a point's values of these parameters, whether they vary in its own run or not.
 fn place(table: &Table, point: &Point, axes: &[&String]) -> Settings {
     let value = |name: &&String| {
         let name = name.as_str();

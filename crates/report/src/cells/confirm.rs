@@ -1,4 +1,4 @@
-//! What the trials of a point's suspected limiter have shown (`fathom lab run --confirm`).
+//! Results of the trials of a point's suspected limiter (`fathom lab run --confirm`).
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use super::cell::{self, Column, Columns, Problems, Row};
 use super::statistics::{Rounds, median, ratio, sorted};
 use super::words;
 
-/// Of what limits there was twice as much: so much more is done at least.
+/// Least gain that confirms a limiter whose resource the trial doubles.
 const MORE: f64 = 1.15;
-/// Of work that is asked for there was twice as much: no more than that is done.
+/// Greatest gain that confirms a limiter on the side of the load, whose demand the trial doubles.
 const NO_MORE: f64 = 1.10;
 
-/// A suspicion that was tried.
+/// A suspected limiter that was tried.
 pub(super) struct Tried {
     pub(super) confirmed: bool,
-    /// What was changed, and what came of it.
+    /// What was changed, and the result.
     pub(super) words: String,
 }
 
-/// The trials of a point's cells, of the limiter that the point is said to have. `None`: there are
-/// none that say anything of the measure.
+/// Evaluates the trials of a point's cells for the point's suspected limiter. Returns `None` if
+/// no trial has a result for the main measure.
 pub(super) fn tried(
     dir: &Path,
     experiment: &Experiment,
@@ -83,7 +83,7 @@ fn gain(row: &Row, base: &Row, main: &Column) -> Option<f64> {
     }
 }
 
-/// `iodepth=2`.
+/// Returns what the trial changed, such as `iodepth=2`.
 fn changed(trial: &Trial, row: &Row, base: &Row) -> String {
     if trial.limiter == CPU_CAP {
         return "the limit lifted".into();

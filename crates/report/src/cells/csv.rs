@@ -1,6 +1,5 @@
-//! Experiments as comma-separated values (RFC 4180): `points.csv`, `cells.csv`
-//! and, where settings are ranked, `ranking.csv`. Values are in the
-//! units of run.json's measures.
+//! Experiments as comma-separated values (RFC 4180): `points.csv`, `cells.csv` and, if the run
+//! ranks settings, `ranking.csv`. Values are in the units of run.json's measures.
 
 use fathom_run::Better;
 
@@ -8,7 +7,7 @@ use super::cell::Row;
 use super::table::{Figure, Point, Table};
 use crate::render::csv::{CsvFile, Sheet};
 
-/// A run as files. The points come first.
+/// Renders a run as files; the points come first.
 pub fn render(table: &Table) -> Vec<CsvFile> {
     let files = [("points.csv", points(table)), ("cells.csv", cells(table))];
     let ranking = (!table.rankings.is_empty()).then(|| ("ranking.csv", ranking(table)));
@@ -21,8 +20,8 @@ pub fn render(table: &Table) -> Vec<CsvFile> {
         .collect()
 }
 
-/// A row for each point: its settings, and of each measure the median over rounds, its interval, and
-/// its ratio to the base.
+/// A row for each point: its settings and, for each measure, the median over rounds, its interval,
+/// and its ratio to the base.
 fn points(table: &Table) -> Sheet {
     let mut head: Vec<String> = parameters(table).cloned().collect();
     head.push("cells".into());
@@ -102,7 +101,7 @@ fn cell_row(table: &Table, cell: &Row) -> Vec<String> {
     fields
 }
 
-/// A row for each effect of a setting on a measure, in their order.
+/// A row for each effect of a setting on a measure, in the order of the rankings.
 fn ranking(table: &Table) -> Sheet {
     let head = [
         "measure",
@@ -144,7 +143,7 @@ fn ranking(table: &Table) -> Sheet {
     sheet
 }
 
-/// Axes, then those that do not vary.
+/// Returns the names of the axes, then of the parameters that do not vary.
 fn parameters(table: &Table) -> impl Iterator<Item = &String> {
     table.axes.iter().chain(table.parameters.keys())
 }

@@ -1,5 +1,5 @@
-//! How the main measure grows along an axis of numbers, such as threads: a line for each combination
-//! of the other settings, and where it has its knee.
+//! The main measure along a numeric axis, such as the number of threads: a line for each
+//! combination of the other settings, and the knee of each line.
 
 use fathom_run::Better;
 use fathom_units::parse_size;
@@ -9,12 +9,12 @@ use super::cell::Column;
 use super::points::Settings;
 use super::table::{Figure, Point};
 
-/// With fewer values bars say the same.
+/// Minimum number of values on the axis; with fewer, bars show as much.
 const LEAST_VALUES: usize = 3;
-/// Of what the first ones bring: where one more brings less, the curve has bent.
+/// Gain per step, relative to the first value's, below which the curve has bent.
 const LITTLE: f64 = 0.5;
 
-/// A point on a line: its place on the axis, its figure.
+/// A point on a line: its place on the axis, and its figure.
 pub(super) struct Dot<'a> {
     pub(super) x: u64,
     pub(super) point: &'a Point,
@@ -22,39 +22,40 @@ pub(super) struct Dot<'a> {
 }
 
 pub(super) struct Line<'a> {
-    /// But for the axis.
+    /// All settings except the axis.
     pub(super) settings: Settings,
-    /// In the axis's order.
+    /// In the order of the axis.
     pub(super) dots: Vec<Dot<'a>>,
 }
 
-/// Where a curve bends: the last value of the axis before one more brings less than half of what
-/// each of the first value's has brought.
+/// The knee of a curve: the last value of the axis before the gain per unit falls below half of the
+/// first value's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Knee {
     pub axis: String,
-    /// Of the curve: those of the other axes.
+    /// The settings of the other axes, which identify the curve.
     pub settings: Settings,
-    /// The value of the axis at the knee, and the next one.
+    /// The value of the axis at the knee, and the next value.
     pub at: String,
     pub beyond: String,
-    /// It is the curve's first value, and not one: the bend may lie before it.
+    /// The knee is the curve's first value, and that is above one: the bend may lie before it.
     pub or_before: bool,
-    /// What each one more brings between the two, by what each of the first value's has brought.
+    /// The gain per unit from `at` to `beyond`, relative to the first value's.
     pub gain: f64,
     /// The suspected limiter at `beyond`, in a line.
     pub verdict: Option<String>,
 }
 
-/// The axis of numbers with the most values, if it has enough, and its values.
+/// Returns the numeric axis with the most values, and its values, if it has enough of them.
 pub(super) fn axis<'a>(axes: &'a [String], points: &[Point]) -> Option<(&'a str, Vec<u64>)> {
     let axes = axes.iter();
     let axes = axes.filter_map(|axis| Some((axis.as_str(), values(points, axis)?)));
-    // The first of several.
+    // The first of several equals.
     axes.rev().max_by_key(|(_, values)| values.len())
 }
 
-/// In their order, without repetitions; `None` where one is no number, or there are too few.
+/// Returns the axis's values in order, without duplicates. Returns `None` if a value is not a
+/// number, or if there are too few values.
 fn values(points: &[Point], axis: &str) -> Option<Vec<u64>> {
     let values = points.iter().map(|point| number(point, axis));
     let mut values = values.collect::<Option<Vec<u64>>>()?;
@@ -67,7 +68,7 @@ fn number(point: &Point, axis: &str) -> Option<u64> {
     parse_size(point.settings.get(axis)?).ok()
 }
 
-/// In the order of the points.
+/// Returns the lines, in the order of the points.
 pub(super) fn lines<'a>(points: &'a [Point], main: &Column, axis: &str) -> Vec<Line<'a>> {
     let mut lines: Vec<Line> = Vec::new();
     for point in points {
@@ -92,7 +93,7 @@ pub(super) fn lines<'a>(points: &'a [Point], main: &Column, axis: &str) -> Vec<L
 }
 
 impl Knee {
-    /// Of all curves that have one.
+    /// Returns the knees of all curves that have one.
     pub(super) fn all(axes: &[String], points: &[Point], main: Option<&Column>) -> Vec<Knee> {
         let main = main.filter(|main| main.better == Better::Higher);
         let (Some(main), Some((axis, _))) = (main, axis(axes, points)) else {
@@ -124,7 +125,7 @@ impl Line<'_> {
     }
 }
 
-/// The number of the last place before the first little gain, and that gain.
+/// Returns the index of the last place before the first small gain, and that gain.
 fn bend(places: &[(f64, f64)]) -> Option<(usize, f64)> {
     let (x, y) = places.first()?;
     let first = y / x;
@@ -142,16 +143,16 @@ mod tests {
 
     #[test]
     fn a_curve_bends_where_one_more_brings_less_than_half() {
-        // Two CPUs: the third and fourth bring nothing.
+        // Two CPUs: the third and fourth thread add nothing.
         let two = [(1.0, 0.3), (2.0, 0.58), (4.0, 0.6), (8.0, 0.59)];
         let (at, gain) = bend(&two).unwrap();
         assert_eq!(at, 1);
         assert!((gain - 0.02 / 2.0 / 0.3).abs() < 1e-9, "{gain}");
-        // Each brings as much as the first, or half.
+        // Each unit adds as much as the first, or half of it.
         assert_eq!(bend(&[(1.0, 5.0), (2.0, 10.0), (8.0, 40.0)]), None);
         assert_eq!(bend(&[(2.0, 4.0), (4.0, 6.0)]), None);
         assert_eq!(bend(&[(2.0, 4.0), (4.0, 5.9)]).unwrap().0, 0);
-        // It falls from the begin.
+        // The curve falls from the start.
         assert_eq!(bend(&[(10.0, 2.0), (20.0, 1.0)]), Some((0, -0.5)));
     }
 

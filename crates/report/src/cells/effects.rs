@@ -1,5 +1,5 @@
-//! What a parameter's values make of the main measure, in sentences: `NFS (/mnt) makes this 3.1 times
-//! slower than ext4 (/srv)`. Of parameters for whose values the cells have words.
+//! Effects of a parameter's values on the main measure, in sentences: `NFS (/mnt) makes this 3.1
+//! times slower than ext4 (/srv)`. Only for parameters whose values have words in the cells.
 
 use fathom_run::Better;
 
@@ -9,16 +9,16 @@ use super::table::{Point, Table};
 use super::words;
 use crate::render::text::plural;
 
-/// Points that are looked at, each next to those before it.
+/// Maximum number of points that are compared with the points before them.
 const MOST_POINTS: usize = 300;
 const MOST_LINES: usize = 60;
-/// From this factor on it is told in times, below in percent.
+/// Least factor that is written as a multiple; smaller ones are percentages.
 const TIMES: f64 = 2.0;
-/// Less of a percent is no difference.
+/// Percentage below which there is no difference.
 const NOTHING: f64 = 0.5;
 
-/// A sentence for each value but the first of each such parameter, all others being equal; what
-/// they are of comes first. Empty where there is nothing to say.
+/// Returns a heading, then a sentence for each value of such a parameter but the first, with all
+/// other parameters equal. Returns no lines if there are no sentences.
 pub(super) fn sentences(table: &Table) -> Vec<String> {
     let Some(main) = table.main() else {
         return Vec::new();
@@ -64,6 +64,7 @@ fn without(settings: &Settings, axis: &str) -> Settings {
         .collect()
 }
 
+/// Returns a sentence such as
 /// `where=host: NFS (/mnt) makes this 3.1 times slower than ext4 (/srv) (0.32x)`.
 fn sentence(
     point: &Point,
@@ -96,11 +97,11 @@ fn sentence(
 
 struct Effect {
     what: String,
-    /// Before what it is held against.
+    /// The words before the base of the comparison.
     next_to: &'static str,
 }
 
-/// `None` where the ratio says nothing of speed.
+/// Returns the effect on speed; `None` if the ratio has no meaning for speed.
 fn effect(ratio: &Ratio, better: Better) -> Option<Effect> {
     let speed = match better {
         Better::Higher => ratio.median,

@@ -1,5 +1,5 @@
-//! Experiments as a page: one HTML file that needs no network, and no scripts but those within the
-//! frames of flame graphs.
+//! Experiments as a page: one HTML file that needs no network. Its only scripts are those within
+//! the frames of flame graphs.
 
 mod bars;
 mod beside;
@@ -28,8 +28,8 @@ use crate::render::text::date;
 
 const STYLES: &[&str] = &[include_str!("page.css")];
 
-/// The page of a run. The same run gives the same bytes; its text (names, problems) is shown as text
-/// whatever it holds.
+/// Renders the page of a run. The same run gives the same bytes; its names and problems are
+/// escaped, whatever they contain.
 pub fn render(table: &Table) -> String {
     let mut body = Html::default();
     body.raw("<header>\n");
@@ -41,13 +41,13 @@ pub fn render(table: &Table) -> String {
     finish(&table.title, body)
 }
 
-/// The page of an experiment's only cell, whose requests are followed through layers: with what
-/// limits it.
+/// Renders the page of an experiment's only cell, whose requests were followed through all layers,
+/// with its suspected limiters.
 pub fn breakdown(cell: &[(String, Analysis)], table: &Table) -> String {
     breakdown::render_and(cell, |html| show_limiters(html, "", table))
 }
 
-/// The page of two runs: their points side by side, then each run.
+/// Renders the page of two runs: their points side by side, then each run.
 pub fn compare(comparison: &Comparison) -> String {
     let mut body = Html::default();
     compare::show(&mut body, comparison);
@@ -73,7 +73,7 @@ fn finish(title: &str, body: Html) -> String {
     html.finish()
 }
 
-/// What must not be missed, then what was measured, on what.
+/// Shows warnings, then the facts of the run.
 fn head(html: &mut Html, prefix: &str, table: &Table) {
     if let Some(missing) = words::missing(table) {
         warning(html, "warning", "Not finished.", &missing);
@@ -91,7 +91,7 @@ fn head(html: &mut Html, prefix: &str, table: &Table) {
     html.raw("</dl>\n");
 }
 
-/// `prefix` stands before ids, where there are several runs.
+/// Shows the sections of a run. `prefix` makes ids unique on a page with several runs.
 fn sections(html: &mut Html, prefix: &str, table: &Table) {
     beside::show(html, prefix, table);
     sheet::show(html, prefix, table);
@@ -109,7 +109,8 @@ fn sections(html: &mut Html, prefix: &str, table: &Table) {
     lines::show(html, prefix, table);
 }
 
-/// Sentences: a column of them behind all figures would be out of sight.
+/// Shows the suspected limiters as sentences; as the last column of a wide table, they would be
+/// out of view.
 fn show_limiters(html: &mut Html, prefix: &str, table: &Table) {
     let judged: Vec<_> = words::judged(table).collect();
     if judged.is_empty() {

@@ -1,4 +1,4 @@
-//! The way of a point's requests as stacks: of the first cell that has left it.
+//! The path of a point's requests as stacks, from the point's first cell that recorded it.
 
 pub(super) mod html;
 pub(super) mod terminal;
@@ -11,16 +11,16 @@ use fathom_run::{Crossing, Handed, Planned, RequestPath, Side, Stack};
 use super::cell::{Problems, name};
 use crate::render::text::{duration, plural};
 
-/// Of a path.
+/// Maximum number of devices of a path.
 const MOST_DEVICES: usize = 8;
-/// Of a device.
+/// Maximum number of stacks of a device.
 const MOST_STACKS: usize = 3;
-/// Of a stack.
+/// Maximum number of frames of a stack.
 const MOST_FRAMES: usize = 128;
-/// What is said of copies.
+/// The row about copies in the table of crossings.
 const COPIES: [&str; 3] = ["copies", "not measured", "not measured"];
 
-/// Reads the first that a point's cells have.
+/// Reads the first path that a point's cells have.
 pub(super) fn load(
     run: &Path,
     planned: &[&Planned],
@@ -59,20 +59,20 @@ fn bounded(mut read: RequestPath) -> RequestPath {
     read
 }
 
-/// A device on the way, and what is said of it.
+/// A device on the path, with its texts.
 struct Step<'a> {
     side: Side,
     title: String,
-    /// That most of its requests have.
+    /// The stack that most of the device's requests have.
     stack: &'a Stack,
-    /// Of the way to it and back, where the times are known.
+    /// The time to the device and back, if the times are known.
     before: Option<String>,
-    /// Whose stack it is, how deep it is, and, of the last one, what the device takes.
+    /// The stack's thread and depth, and, for the last device, the time in the device.
     notes: Vec<String>,
 }
 
 impl<'a> Step<'a> {
-    /// In the order in which a request comes by.
+    /// Returns the steps in the order in which a request passes them.
     fn all(of: &'a RequestPath) -> Vec<Step<'a>> {
         let mut outer = of.total_ns;
         let mut steps = Vec::new();
@@ -115,7 +115,7 @@ fn depth(stack: &Stack) -> String {
     format!("{all}, {kernel} of the kernel")
 }
 
-/// A frame: the kernel's own functions are known by their place.
+/// Returns a frame's text; the kernel's own functions appear without their module.
 fn said(frame: &str) -> &str {
     match parts(frame) {
         (symbol, "kernel") => symbol,
@@ -123,7 +123,7 @@ fn said(frame: &str) -> &str {
     }
 }
 
-/// What happens for each request: a heading and a row for each kind.
+/// Returns the table of crossings per request: its headings, and a row for each kind.
 fn between(of: &RequestPath) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let sides: Vec<Side> = { Side::ALL.into_iter() }
         .filter(|side| of.devices.iter().any(|one| one.side == *side))

@@ -1,23 +1,23 @@
-//! Which cells are the same point of an experiment, and in which order points stand.
+//! Groups an experiment's cells into points, and sorts the points.
 
 use std::collections::BTreeMap;
 
 use fathom_run::{Experiment, Planned};
 
-/// Of an experiment. Points times parameters is what is allocated.
+/// Maximum number of parameters of an experiment; memory grows with points times parameters.
 const MOST_PARAMETERS: usize = 64;
 
 /// Settings by parameter.
 pub type Settings = BTreeMap<String, String>;
 
-/// An experiment's points: cells that differ in nothing but their round.
+/// An experiment's points: groups of cells that differ only in their round.
 pub(super) struct Points<'a> {
     /// The parameters that vary.
     pub(super) axes: Vec<&'a str>,
-    /// The others.
+    /// The parameters that do not vary.
     pub(super) fixed: BTreeMap<&'a str, &'a str>,
-    /// The cells of each point. The first has the first values of all parameters, if that was
-    /// planned.
+    /// The cells of each point. The first point has the first values of all parameters, if the
+    /// experiment planned it.
     pub(super) cells: Vec<Vec<&'a Planned>>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Points<'a> {
 type Place<'a> = Vec<Option<&'a str>>;
 
 impl<'a> Points<'a> {
-    /// The error says why there are none.
+    /// Groups the cells. The error says why the experiment is not usable.
     pub(super) fn of(experiment: &'a Experiment) -> Result<Points<'a>, String> {
         let varying = varying(experiment);
         if varying.len() > MOST_PARAMETERS {
@@ -68,7 +68,7 @@ impl<'a> Points<'a> {
     }
 }
 
-/// Every parameter, and whether it varies: by its values, or by what the cells have of it.
+/// Returns all parameters, and whether each varies: in its listed values, or among the cells.
 fn varying(experiment: &Experiment) -> BTreeMap<&str, bool> {
     let parameters = experiment.parameters.iter();
     let mut varying: BTreeMap<&str, bool> = parameters

@@ -1,5 +1,5 @@
-//! What matters most: the settings of an experiment in the order of their effects, where each of its
-//! points differs from the base in one setting alone.
+//! Ranks the settings of an experiment by their effects, if each of its points differs from the
+//! base in exactly one setting.
 
 use std::cmp::Ordering;
 
@@ -10,10 +10,10 @@ use super::cell::Column;
 use super::statistics::Ratio;
 use super::table::Point;
 
-/// What a setting does to a measure is told for these: the main one, the 99th percentile of
-/// latency, and the CPU time of a request.
+/// Suffix of the measures of the 99th percentile of latency. Rankings exist for the main measure,
+/// for these, and for the CPU time of a request.
 const P99: &str = "latency.p99";
-/// All of the host's, if it was measured, else whatever comes first in that unit.
+/// CPU time on the whole host. If it was not measured, the first measure in that unit is ranked.
 const CPU: &str = "cpu.host";
 
 /// The effects of settings on a measure.
@@ -21,25 +21,26 @@ const CPU: &str = "cpu.host";
 pub struct Ranking {
     pub measure: String,
     pub better: Better,
-    /// The greatest first; what is within noise comes last.
+    /// Greatest effect first; effects within noise come last.
     pub effects: Vec<Effect>,
 }
 
-/// What one setting does.
+/// The effect of one setting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Effect {
     /// The parameter.
     pub setting: String,
     pub value: String,
-    /// Its value in the base.
+    /// The setting's value in the base.
     pub base: String,
-    /// To the base.
+    /// Ratio to the base.
     pub ratio: Ratio,
 }
 
 impl Ranking {
-    /// Of the points of a run, the first of which is the base; none where there are not two others,
-    /// where one of them differs from it in more than one setting, or where nothing can be compared.
+    /// Ranks the points of a run, whose first point is the base. Returns no rankings if there are
+    /// fewer than two other points, if one of them differs from the base in more than one setting,
+    /// or if no measure can be compared.
     pub(super) fn all(points: &[Point], columns: &[Column], main: Option<&Column>) -> Vec<Ranking> {
         let [base, others @ ..] = points else {
             return Vec::new();
@@ -76,19 +77,19 @@ impl Ranking {
 }
 
 impl Effect {
-    /// `bus=ide (virtio-blk)`.
+    /// Returns the effect's label, such as `bus=ide (virtio-blk)`.
     pub(super) fn label(&self) -> String {
         format!("{}={} ({})", self.setting, self.value, self.base)
     }
 
-    /// How far from no effect: half is as far as twice.
+    /// Returns the distance from no effect: a ratio of one half is as far as a ratio of two.
     fn size(&self) -> f64 {
         self.ratio.median.ln().abs()
     }
 }
 
-/// The setting in which a point differs from the base, its value there and here; `None` where there
-/// is not exactly one.
+/// Returns the setting in which a point differs from the base, its value in the base, and its value
+/// in the point. Returns `None` unless exactly one setting differs.
 fn difference<'a>(base: &'a Point, point: &'a Point) -> Option<(&'a str, &'a str, &'a str)> {
     if base.settings.len() != point.settings.len() {
         return None;
@@ -220,7 +221,7 @@ mod tests {
                 "bus=nvme (virtio) within noise",
             ]
         );
-        // Of a latency less is better.
+        // For latency, less is better.
         assert_eq!(told(&rankings[1])[0], "bus=ide (virtio) better");
     }
 
@@ -231,10 +232,10 @@ mod tests {
         assert_eq!(ranked(&[point(&BASE, None), one.clone(), both]), []);
         let other = point(&[("bus", "ide")], Some((0.5, false)));
         assert_eq!(ranked(&[point(&BASE, None), one, other]), []);
-        // One effect has no rank.
+        // A single effect has no rank.
         let alone = point(&[("bus", "ide"), ("cache", "none")], Some((0.5, false)));
         assert_eq!(ranked(&[point(&BASE, None), alone]), []);
-        // Nor has what was not run.
+        // Points that were not run have no rank.
         let not_run = Point {
             measures: BTreeMap::new(),
             ..point(&[("bus", "ide"), ("cache", "none")], None)

@@ -1,15 +1,15 @@
-//! Measures in rows and a parameter's values in columns, each held against the first value: for an
-//! experiment whose measures are of many kinds.
+//! Measures in rows and a parameter's values in columns, each compared with the first value. For
+//! experiments whose measures are of many kinds.
 
 use super::cell::clipped;
 use super::points::Settings;
 use super::table::{Figure, Point, Table};
 use super::words::{self, Scale};
 
-/// Columns.
+/// Maximum number of columns, then of rows.
 const MOST_VALUES: usize = 16;
 const MOST_ROWS: usize = 100;
-/// Characters of a heading, and of words in a cell.
+/// Maximum number of characters in a heading, then of words in a cell.
 const MOST_HEADING: usize = 40;
 const MOST_WORDS: usize = 30;
 const ROW: &str = "attribute";
@@ -17,17 +17,18 @@ const ROW: &str = "attribute";
 pub(super) const EXPLAINED: &str = "In brackets is the ratio to the first column; ~ is within noise. \
      Words in quotes are known, not measured. - could not be measured.";
 
-/// A heading and a text for each row.
+/// A column's heading and the text of each row.
 pub(super) type Text = (String, Vec<String>);
 
-/// What is shown of a table.
+/// The rows and columns of a sheet.
 pub(super) struct Rows {
-    /// The rows' headings, as settings of one name.
+    /// The rows' headings, as settings with a single name.
     pub(super) rows: Vec<Settings>,
     pub(super) columns: Vec<Text>,
 }
 
-/// `None`: the experiment has no sheet, or its points differ in something else, too.
+/// Returns the sheet. Returns `None` if the experiment has none, or if its points also differ in
+/// other parameters.
 pub(super) fn of(table: &Table) -> Option<Rows> {
     let sheet = table.sheet.as_ref()?;
     if table.axes.iter().any(|axis| *axis != sheet.parameter) {

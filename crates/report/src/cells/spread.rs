@@ -1,20 +1,20 @@
-//! How the main measure is spread over many rounds: each round is one sample.
+//! The distribution of the main measure over many rounds; each round is one sample.
 
 use super::cell::Column;
 use super::statistics::sorted;
 use super::table::{Figure, Table};
 use super::words::Scale;
 
-/// With fewer rounds an interval says as much.
+/// Minimum number of rounds; with fewer, an interval says as much.
 const LEAST: usize = 10;
 
-/// A point's place among all, and what stands below the headings.
+/// A point's index among all points, and its texts for [`HEADINGS`].
 pub(super) type Spread = (usize, [String; HEADINGS.len()]);
 
 pub(super) const HEADINGS: [&str; 8] = ["rounds", "mean", "sd", "min", "p50", "p90", "p99", "max"];
 pub(super) const EXPLAINED: &str = "sd is the standard deviation. A percentile is the least round that this share does not exceed.";
 
-/// The column that is spread, and the points that have enough rounds.
+/// Returns the main measure's column, and the points that have enough rounds.
 pub(super) fn of(table: &Table) -> Option<(&Column, Vec<Spread>)> {
     let main = table.main()?;
     let points = table.points.iter().enumerate();

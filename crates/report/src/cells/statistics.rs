@@ -1,36 +1,37 @@
-//! Medians over rounds, and how sure they are. The round is the unit: what happened within one is
+//! Medians over rounds, and their intervals. The round is the unit: all events within a round make
 //! one figure.
 //!
-//! Intervals are those of the percentile bootstrap of the median. Its resamples are counted instead
-//! of drawn: the k-th smallest of n draws is among the i smallest values as often as a binomial
-//! distribution says. The same rounds give the same interval, and there is no seed to it.
+//! Intervals come from the percentile bootstrap of the median. The distribution of the resamples is
+//! computed, not drawn. The k-th smallest of n draws is among the i smallest values with a
+//! probability from the binomial distribution. The same rounds give the same interval, without a
+//! seed.
 
 use serde::Serialize;
 
-/// From so many rounds on there is a 95% interval. Of fewer, it is from the least to the greatest.
+/// Minimum number of rounds for a 95% interval. With fewer, the interval is minimum to maximum.
 pub const ENOUGH: usize = 5;
-/// What lies beyond each end of an interval.
+/// Probability beyond each end of an interval.
 const TAIL: f64 = 0.025;
-/// Chances that change no figure.
+/// Probability below which a value is ignored.
 const NEGLIGIBLE: f64 = 1e-9;
 
-/// From, to.
+/// Low end, high end.
 pub type Interval = (f64, f64);
-/// Figures by round.
+/// Figures by round, sorted by round.
 pub type Rounds = Vec<(u32, f64)>;
 
 /// A ratio of two points' figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ratio {
     pub median: f64,
-    /// As of figures: 95% from [`ENOUGH`] rounds on; `None` of one round.
+    /// 95% interval from [`ENOUGH`] rounds on, else minimum to maximum; `None` with one round.
     pub interval: Option<Interval>,
     /// Whether the interval contains 1.
     pub within_noise: Option<bool>,
 }
 
 impl Ratio {
-    /// Of figures that were measured in the same rounds: the median of each round's own ratio.
+    /// Compares figures of the same rounds: the median of each round's own ratio.
     pub(super) fn paired(of: &Rounds, to: &Rounds) -> Option<Ratio> {
         let pair = |(round, value): &(u32, f64)| {
             let at = to.binary_search_by_key(round, |(round, _)| *round).ok()?;
@@ -40,8 +41,7 @@ impl Ratio {
         Some(Ratio::new(median(&sorted)?, interval(&sorted)))
     }
 
-    /// Of figures of two runs, whose rounds have nothing to do with each other: the ratio of the
-    /// medians.
+    /// Compares figures of two runs, whose rounds are unrelated: the ratio of the medians.
     pub(super) fn unpaired(of: &Rounds, to: &Rounds) -> Option<Ratio> {
         let of = sorted(of.iter().map(|(_, value)| *value));
         let to = sorted(to.iter().map(|(_, value)| *value));
@@ -63,7 +63,8 @@ impl Ratio {
     }
 }
 
-/// Where both are figures that a ratio means something for.
+/// Returns the ratio if it is meaningful: `of` is not negative, `to` is positive, and the ratio is
+/// finite.
 pub(super) fn ratio(of: f64, to: f64) -> Option<f64> {
     let ratio = of / to;
     (of >= 0.0 && to > 0.0 && ratio.is_finite()).then_some(ratio)
@@ -75,19 +76,19 @@ pub(super) fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Of sorted values.
+/// Returns the median of sorted values.
 pub(super) fn median(sorted: &[f64]) -> Option<f64> {
     let n = sorted.len();
     let upper = *sorted.get(n / 2)?;
     match n % 2 {
         1 => Some(upper),
-        // Halved first: the sum of two could be too much.
+        // Halve first: the sum of the two could overflow.
         _ => Some(sorted[n / 2 - 1] / 2.0 + upper / 2.0),
     }
 }
 
-/// Of the median of sorted values. With an even number of them it reaches from the lower one in the
-/// middle's low end to the upper one's high end.
+/// Returns the interval of the median of sorted values. With an even number of values, it reaches
+/// from the low end of the lower middle value to the high end of the upper one.
 pub(super) fn interval(sorted: &[f64]) -> Option<Interval> {
     let n = sorted.len();
     match n {
@@ -103,27 +104,27 @@ pub(super) fn interval(sorted: &[f64]) -> Option<Interval> {
                     false => high = middle,
                 }
             }
-            // The high end is its mirror image.
+            // The high end is the mirror image of the low end.
             Some((sorted[low - 1], sorted[n - low]))
         }
     }
 }
 
-/// The low end of the ratio of two medians.
+/// Returns the low end of the ratio of two medians.
 fn low_ratio(of: &[f64], to: &[f64]) -> Option<f64> {
     let mut all = ratios((of, (of.len() - 1) / 2), (to, to.len() / 2));
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     tail(&all)
 }
 
-/// The high end.
+/// Returns the high end of the ratio of two medians.
 fn high_ratio(of: &[f64], to: &[f64]) -> Option<f64> {
     let mut all = ratios((of, of.len() / 2), (to, (to.len() - 1) / 2));
     all.sort_by(|a, b| b.0.total_cmp(&a.0));
     tail(&all)
 }
 
-/// Every ratio of resampled values of these ranks, with its chance.
+/// Returns every ratio of resampled values of these ranks, with its probability.
 fn ratios(of: (&[f64], usize), to: (&[f64], usize)) -> Vec<(f64, f64)> {
     let of = chances(of.0, of.1);
     let to = chances(to.0, to.1);
@@ -131,7 +132,7 @@ fn ratios(of: (&[f64], usize), to: (&[f64], usize)) -> Vec<(f64, f64)> {
     pairs.map(|(a, b)| (a.0 / b.0, a.1 * b.1)).collect()
 }
 
-/// The value at which the chances so far exceed what lies beyond an interval.
+/// Returns the value at which the cumulative probability reaches [`TAIL`].
 fn tail(chances: &[(f64, f64)]) -> Option<f64> {
     let mut sum = 0.0;
     let reached = chances.iter().find(|(_, chance)| {
@@ -143,7 +144,7 @@ fn tail(chances: &[(f64, f64)]) -> Option<f64> {
         .filter(|value| value.is_finite())
 }
 
-/// How often each value is the one of a rank, in resamples.
+/// Returns the values with the probability that a resample has them at this rank.
 fn chances(sorted: &[f64], rank: usize) -> Vec<(f64, f64)> {
     let draws = Draws::new(sorted.len(), rank);
     let mut before = 0.0;
@@ -174,8 +175,8 @@ impl Draws {
         }
     }
 
-    /// The chance that the value of that rank is one of the `k` smallest: that more than `rank` of n
-    /// draws are.
+    /// Returns the probability that the value of the rank is one of the `k` smallest, which is the
+    /// probability that more than `rank` of n draws are.
     fn chance_below(&self, k: usize) -> f64 {
         if k == 0 || k >= self.n {
             return if k == 0 { 0.0 } else { 1.0 };
@@ -184,7 +185,7 @@ impl Draws {
         let (p, q) = (k as f64 / n, (self.n - k) as f64 / n);
         let first = self.rank + 1;
         let log = self.ways + first as f64 * p.ln() + (self.n - first) as f64 * q.ln();
-        // From the rank on away from the most likely number: what comes gets less and less.
+        // Sum the terms away from the most likely number, so that they decrease.
         let (mut term, mut sum) = (log.exp(), 0.0);
         if k * 2 <= self.n {
             for drawn in first..=self.n {
@@ -211,8 +212,8 @@ impl Draws {
 mod tests {
     use super::*;
 
-    /// Every resample of n values, drawn one by one: how often the value of a rank is among the k
-    /// smallest.
+    /// Enumerates every resample of n values. Returns the share of them whose value of a rank is
+    /// among the k smallest.
     fn counted(n: usize, rank: usize, k: usize) -> f64 {
         let all = n.pow(n as u32);
         let is_below = |number: &usize| {
@@ -257,7 +258,7 @@ mod tests {
 
     #[test]
     fn pairs_see_through_a_drift_that_hides_a_difference() {
-        // The machine becomes slower by the round; one point takes 10% longer than the other.
+        // The machine becomes slower with each round; one point takes 10% longer than the other.
         let base: Vec<f64> = (0..10).map(|i| 100.0 + 20.0 * f64::from(i)).collect();
         let more: Vec<f64> = base.iter().map(|value| value * 1.1).collect();
         let (base, more) = (rounds(&base), rounds(&more));
@@ -266,7 +267,7 @@ mod tests {
         assert!((paired.median - 1.1).abs() < 1e-12);
         let unpaired = Ratio::unpaired(&more, &base).unwrap();
         assert_eq!(unpaired.within_noise, Some(true));
-        // Rounds that only one has do not count.
+        // Rounds that only one of them has do not count.
         assert_eq!(
             Ratio::paired(&more, &base[3..4].to_vec()).unwrap().interval,
             None

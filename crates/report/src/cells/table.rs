@@ -1,4 +1,4 @@
-//! What an experiment's run says: its points by its measures.
+//! The table of an experiment's run: its points by its measures.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,74 +30,74 @@ pub struct Table {
     pub environment: Environment,
     /// The experiment's name.
     pub experiment: String,
-    /// Asked for.
+    /// The requested number of rounds.
     pub rounds: u32,
     pub seed: u64,
     /// Parameters that are the same in all cells.
     pub parameters: Settings,
-    /// The others.
+    /// Parameters that vary.
     pub axes: Vec<String>,
     pub measures: Vec<Column>,
-    /// The measure that answers the experiment's question: the first of which more is better, else
-    /// the first that judges.
+    /// The measure that answers the experiment's question: the first for which more is better, else
+    /// the first that can be better or worse.
     pub main: Option<String>,
-    /// How points are to be set side by side, if the experiment says so.
+    /// The layout of points side by side, if the experiment defines one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
-    /// How measures are to be set below each other, if the experiment says so.
+    /// The layout of measures in rows, if the experiment defines one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sheet: Option<Sheet>,
-    /// Cells.
+    /// Number of planned cells.
     pub planned: usize,
-    /// The first is the base of all ratios; of points that are set side by side, the first of a row.
+    /// The points. Ratios are to the first point; in a side-by-side layout, to the first of a row.
     pub points: Vec<Point>,
-    /// What settings do to the main measure, to the 99th percentile of latency and to the CPU time
-    /// of a request, where each point differs from the base in one setting.
+    /// Effects of settings on the main measure, on the 99th percentile of latency and on the CPU
+    /// time of a request, if each point differs from the base in one setting.
     pub rankings: Vec<Ranking>,
-    /// Where the main measure bends along an axis of numbers.
+    /// Knees of the main measure along a numeric axis.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub knees: Vec<Knee>,
-    /// Those that were run, by points.
+    /// The cells that were run, by points.
     pub cells: Vec<Row>,
-    /// Cells in whose folders are run directories of their own.
+    /// IDs of the cells whose folders hold run directories.
     pub breakdowns: Vec<String>,
     pub problems: Vec<String>,
 }
 
-/// The cells that differ in their round alone.
+/// The cells that differ only in their round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Point {
-    /// Of the axes.
+    /// The values of the axes.
     pub settings: Settings,
-    /// What these are called in sentences, where its cells say it.
+    /// Words for these values in sentences, if the cells have them.
     #[serde(skip_serializing_if = "Settings::is_empty")]
     pub words: Settings,
-    /// Cells.
+    /// Number of planned cells.
     pub planned: usize,
-    /// Cells.
+    /// Number of completed cells.
     pub done: usize,
-    /// By the measures' names.
+    /// Figures by the names of the measures.
     pub measures: BTreeMap<String, Figure>,
-    /// The main measure of the bare device, and its ratio to that.
+    /// The bare device's figure for the main measure, and the ratio of the main measure to it.
     pub bare: Option<Figure>,
     pub vs_bare: Option<Figure>,
-    /// What is said of the point beside its figures, in a line: its suspected limiter.
+    /// The suspected limiter, in a line.
     pub verdict: Option<String>,
-    /// The rule that holds there, in a word.
+    /// The rule of the suspected limiter, in a word.
     pub limiter: Option<String>,
-    /// Whether trials have confirmed it; `verdict` says how. `None`: it was not tried.
+    /// Whether trials confirmed the limiter; `verdict` says how. `None` if it was not tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confirmed: Option<bool>,
-    /// What its sides' CPUs ran, where they were sampled.
+    /// CPU profiles of the sides, if the CPUs were sampled.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub profile: Vec<Sampled>,
-    /// What happened in one of its cells, and when.
+    /// The time line of one of the point's cells.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_line: Option<Timeline>,
-    /// By which functions requests have gone to their devices, in one of its cells.
+    /// The functions through which requests reached their devices, in one of the point's cells.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<RequestPath>,
-    /// The locks that its sides' kernels waited for most, of all rounds together.
+    /// The kernel locks with the longest waits, of all rounds together.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub locks: Vec<LockWait>,
 }
@@ -106,20 +106,21 @@ pub struct Point {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     pub rounds: Rounds,
-    /// Over rounds.
+    /// The median over rounds.
     pub median: f64,
-    /// 95% from [`statistics::ENOUGH`] rounds on, else from the least to the greatest; `None` of one.
+    /// 95% interval from [`statistics::ENOUGH`] rounds on, else minimum to maximum; `None` with one
+    /// round.
     pub interval: Option<Interval>,
-    /// To the base, where more or less of it is better.
+    /// Ratio to the base, for measures that can be better or worse.
     pub ratio: Option<Ratio>,
 }
 
 impl Table {
-    /// Reads an experiment's run, as far as it has come. Cells that are damaged are told in
+    /// Reads an experiment's run, which may be unfinished. Damaged cells are listed in
     /// [`Table::problems`].
     ///
     /// # Errors
-    /// When `run.json` cannot be read, or is not of an experiment.
+    /// Fails when `run.json` cannot be read, or does not describe an experiment.
     pub fn load(dir: &Path) -> fathom_run::Result<Table> {
         let run = Run::load(dir)?;
         let unusable = |problem| Error::Unusable {
@@ -192,7 +193,7 @@ impl Table {
         }
     }
 
-    /// The column of the main measure.
+    /// Returns the column of the main measure.
     pub(super) fn main(&self) -> Option<&Column> {
         let main = self.main.as_ref()?;
         self.measures.iter().find(|column| column.name == *main)
@@ -204,7 +205,7 @@ fn main(columns: &[Column]) -> Option<&Column> {
     first(|better| better == Better::Higher).or_else(|| first(|better| better != Better::Neither))
 }
 
-/// A point's settings of the axes: all of its cells have the same.
+/// Returns a point's values of the axes, which are the same in all of its cells.
 fn place(plan: &Points, cells: &[&Planned]) -> Settings {
     let settings = cells.first().map(|cell| &cell.settings);
     let axes = plan.axes.iter();
@@ -213,7 +214,7 @@ fn place(plan: &Points, cells: &[&Planned]) -> Settings {
 }
 
 impl Point {
-    /// What its cells measured.
+    /// Creates a point from the measurements of its cells.
     fn of(rows: &[Row], main: Option<&Column>) -> Point {
         let mut measures: BTreeMap<&str, Rounds> = BTreeMap::new();
         let (mut bare, mut vs_bare) = (Rounds::new(), Rounds::new());
@@ -250,8 +251,8 @@ impl Point {
     }
 }
 
-/// The verdict that most rounds have, the first of them where several are as frequent: in a line,
-/// and in a word.
+/// Returns the most frequent verdict of the rounds, the first of several equals, in a line and in a
+/// word.
 fn verdict(rows: &[Row]) -> Option<(String, String)> {
     let mut rows: Vec<&Row> = rows.iter().collect();
     rows.sort_by_key(|row| row.round);
@@ -284,7 +285,7 @@ impl Figure {
     }
 }
 
-/// The bare device's figure that a measure of this unit is held against.
+/// Returns the bare device's figure that corresponds to a measure of this unit.
 fn of_bare(unit: Unit, bare: &Bare) -> Option<f64> {
     let figure = match unit {
         Unit::PerSecond => bare.requests_per_second,
@@ -295,8 +296,8 @@ fn of_bare(unit: Unit, bare: &Bare) -> Option<f64> {
     (figure > 0.0 && figure.is_finite()).then_some(figure)
 }
 
-/// Gives every point its ratios to its base: the first point, or where values of a parameter are set
-/// side by side, the first that differs from it in that alone.
+/// Sets the ratios of every point to its base. The base is the first point; in a side-by-side
+/// layout, it is the first point that differs only in the layout's parameter.
 fn compare(points: &mut [Point], columns: &[Column], beside: Option<&str>) {
     let judged = |column: &&Column| column.better != Better::Neither;
     let mut bases = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Experiments on a terminal: [`report`] for one run, [`compare`] for two. No line is wider than 100
-//! columns.
+//! Experiments on a terminal: [`report`] for one run, [`compare`] for two. No line is wider than
+//! 100 columns.
 
 mod bonnie;
 
@@ -25,16 +25,16 @@ use crate::render::terminal::Style;
 use crate::render::terminal::page::Page;
 use crate::render::text::{self, WIDTH, plural};
 
-/// Characters of the settings beside each row; wider ones have a list of their own.
+/// Maximum width of the settings beside each row, in characters; wider ones become a list.
 const MOST_SETTINGS: usize = 44;
-/// Characters of a setting that is ranked.
+/// Maximum number of characters of a ranked setting.
 const MOST_EFFECT: usize = 56;
-/// Characters of a column's heading.
+/// Maximum number of characters of a column's heading.
 const MOST_HEADING: usize = 40;
 
 const ALL: &str = "--html, --json and --csv have all that was measured.";
 
-/// Everything about an experiment's run, for people.
+/// Renders everything about an experiment's run as text.
 pub fn report(table: &Table, style: Style) -> String {
     let mut page = Page::new(style);
     page.heading(&table.title);
@@ -104,14 +104,14 @@ fn show_spread(page: &mut Page, table: &Table) {
     page.note(spread::EXPLAINED);
 }
 
-/// What limits the points, alone: for a run that has a page of another kind.
+/// Renders only the suspected limiters of the points, for a run that has another kind of page.
 pub fn limiters(table: &Table, style: Style) -> String {
     let mut page = Page::new(style);
     verdicts(&mut page, table);
     page.finish()
 }
 
-/// Two runs of an experiment, point by point.
+/// Renders two runs of an experiment, point by point.
 pub fn compare(comparison: &Comparison, style: Style) -> String {
     let mut page = Page::new(style);
     page.heading("Runs of an experiment compared");
@@ -156,15 +156,15 @@ pub fn compare(comparison: &Comparison, style: Style) -> String {
     page.finish()
 }
 
-/// Columns that belong together: a heading and a text for each row.
+/// Columns that belong together, each with a heading and a text for each row.
 type Group = Vec<(String, Vec<String>)>;
 
-/// The points in the experiment's own layout.
+/// Shows the points in the experiment's own layout.
 fn beside(page: &mut Page, sides: &Sides) {
     for pair in sides.pairs() {
         page.heading(&clipped(&pair.names.join(", "), WIDTH - 2));
         let groups = match pair.rows.as_slice() {
-            // A line for each.
+            // A line for each column.
             [only] if only.is_empty() => pair
                 .columns
                 .into_iter()
@@ -204,7 +204,8 @@ fn points(page: &mut Page, table: &Table) {
     }
 }
 
-/// A measure's columns: its medians, and where it judges, their intervals and ratios.
+/// Returns a measure's columns: its medians and, if it can be better or worse, intervals and
+/// ratios.
 fn figures(column: &Column, points: &[Point]) -> Group {
     let of: Vec<Option<&Figure>> = points
         .iter()
@@ -240,7 +241,7 @@ fn vs_bare(points: &[Point]) -> Option<Group> {
     Some(group)
 }
 
-/// A measure's columns in a comparison.
+/// Returns a measure's columns in a comparison.
 fn pairs(column: &Column, points: &[Compared]) -> Option<Group> {
     let of = || points.iter().map(|point| point.measures.get(&column.name));
     let a: Vec<Option<&Figure>> = of().map(|pair| Some(&pair?.a)).collect();
@@ -284,7 +285,7 @@ fn push_ratios(group: &mut Group, heading: &str, ratios: &[Option<&Ratio>]) {
     push_unless_empty(group, "interval", blank(intervals));
 }
 
-/// Rows of settings with groups of columns; what is too wide becomes several tables.
+/// Shows rows of settings with groups of columns, as several tables if they are too wide.
 fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
     match rows {
         [] => return page.note("No points."),
@@ -297,7 +298,7 @@ fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
         texts.map(|text| text.chars().count()).max().unwrap_or(0) + 2
     };
     let labelled: usize = 2 + labels.iter().map(width_of).sum::<usize>();
-    // What no line has room for is no group.
+    // Split a group that is wider than a line.
     let fits = |group: &Group| labelled + group.iter().map(width_of).sum::<usize>() <= WIDTH + 2;
     let groups = groups.into_iter().flat_map(|group| match fits(&group) {
         true => vec![group],
@@ -331,7 +332,7 @@ fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
     }
 }
 
-/// The groups of an only row, a line each.
+/// Shows the groups of a single row, a line each.
 fn list(page: &mut Page, groups: &[Group]) {
     let mut table = text::Table::new(1, &["measure", "value"]);
     let longest = groups.iter().max_by_key(|group| group.len());
@@ -346,7 +347,8 @@ fn list(page: &mut Page, groups: &[Group]) {
     page.table(&table);
 }
 
-/// The columns that tell rows apart: a setting each, or a number where these are too wide.
+/// Returns the columns that identify the rows: one for each setting, or numbers if these are too
+/// wide.
 fn labels(page: &mut Page, rows: &[&Settings]) -> Group {
     let mut columns: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for name in rows.iter().flat_map(|row| row.keys()) {

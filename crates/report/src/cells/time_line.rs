@@ -1,4 +1,4 @@
-//! What happened in a point's cell, and when: of the first cell that has left it.
+//! The time line of a point, from the point's first cell that recorded one.
 
 pub(super) mod html;
 pub(super) mod terminal;
@@ -9,14 +9,14 @@ use fathom_run::{Planned, Span, Timeline};
 
 use super::cell::{Problems, name};
 
-/// Spans that are kept; of more, the longest.
+/// Maximum number of spans that are kept; of more, the longest.
 const MOST_SPANS: usize = 5_000;
-/// Spans of a lane that are named.
+/// Number of a lane's spans that are named.
 const MOST_NAMED: usize = 12;
-/// Lanes that are shown.
+/// Maximum number of lanes shown.
 const MOST_LANES: usize = 8;
 
-/// Reads the first that a point's cells have.
+/// Reads the first time line that a point's cells have.
 pub(super) fn load(run: &Path, planned: &[&Planned], problems: &mut Problems) -> Option<Timeline> {
     for planned in planned {
         match Timeline::load(run, planned) {
@@ -45,12 +45,12 @@ fn bounded(mut read: Timeline) -> Timeline {
 /// Spans of one kind.
 struct Lane<'a> {
     name: &'a str,
-    /// By their begin.
+    /// Spans in order of their start.
     spans: Vec<&'a Span>,
 }
 
 impl<'a> Lane<'a> {
-    /// In the order in which they begin.
+    /// Returns the lanes, in the order in which they start.
     fn all(of: &'a Timeline) -> Vec<Lane<'a>> {
         let mut lanes: Vec<Lane> = Vec::new();
         for span in &of.spans {
@@ -66,7 +66,7 @@ impl<'a> Lane<'a> {
         lanes
     }
 
-    /// The longest, by their begin.
+    /// Returns the longest spans, in order of their start.
     fn longest(&self) -> Vec<&'a Span> {
         let mut spans = self.spans.clone();
         spans.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
@@ -75,7 +75,8 @@ impl<'a> Lane<'a> {
         spans
     }
 
-    /// As many rows as are needed for spans that are not one after the other, but at most so many.
+    /// Returns the spans in rows without overlaps. At most `most` rows are used; spans that do not
+    /// fit are left out.
     fn rows(&self, most: usize) -> Vec<Vec<&'a Span>> {
         let mut rows: Vec<Vec<&Span>> = Vec::new();
         for &span in &self.spans {
@@ -90,12 +91,12 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// When the last of them ends.
+/// Returns when the last span ends, in seconds.
 fn end(of: &Timeline) -> f64 {
     of.spans.iter().map(Span::end).fold(0.0, f64::max)
 }
 
-/// What a lane's spans are.
+/// Returns the heading of a lane's table.
 fn heading(lane: &str) -> String {
     match lane {
         "machine" => "Parts of the launch".to_owned(),

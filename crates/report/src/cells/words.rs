@@ -1,4 +1,4 @@
-//! Figures and sentences about experiments, in the words of all renderers.
+//! Figures and sentences about experiments, used by all renderers.
 
 use fathom_run::{Beside, Better, Unit};
 
@@ -9,11 +9,11 @@ use super::table::Table;
 use crate::render::facts;
 use crate::render::text::{date, plural};
 
-/// Rows that are shown to people. JSON and CSV have all.
+/// Maximum number of rows in pages and on terminals; JSON and CSV have all.
 pub(super) const MOST_ROWS: usize = 1_000;
 
-/// How the figures of a column are written: all in one unit, with as many decimals as make four
-/// digits of the greatest.
+/// How the figures of a column are written: all in one unit, with as many decimals as give the
+/// greatest four digits.
 pub(super) struct Scale {
     by: f64,
     pub(super) symbol: &'static str,
@@ -36,7 +36,7 @@ impl Scale {
             Unit::Bytes => &[(1.0, "bytes"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB")],
             other => &[(1.0, other.symbol())],
         };
-        // Four digits are read as easily as one with three decimals, but for seconds.
+        // Except for seconds, four digits are as readable as one digit with three decimals.
         let least = if unit == Unit::Seconds { 1.0 } else { 10.0 };
         let fitting = steps.iter().rev().find(|(by, _)| most >= by * least);
         let (by, symbol) = *fitting.unwrap_or(&steps[0]);
@@ -51,7 +51,8 @@ impl Scale {
         }
     }
 
-    /// As they are, with three digits of the greatest: where a heading tells the unit.
+    /// Returns a scale without a unit, for headings that name it. The greatest value has three
+    /// digits.
     pub(super) fn plain(unit: Unit, values: impl Iterator<Item = f64>) -> Scale {
         let most = values.map(f64::abs).fold(1e-6, f64::max);
         // Large requests cost less than a percent, small ones much more.
@@ -66,7 +67,7 @@ impl Scale {
         }
     }
 
-    /// The same for pages, which have the micro sign.
+    /// Returns the scale for pages, which have the micro sign.
     pub(super) fn for_pages(self) -> Scale {
         let symbol = match self.symbol {
             "us" => "\u{b5}s",
@@ -79,11 +80,11 @@ impl Scale {
     pub(super) fn write(&self, value: f64) -> String {
         let scaled = value / self.by;
         let last = 10f64.powi(-(self.decimals as i32));
-        // With a decimal or more, what has one digit at most would lose a part of itself.
+        // With decimals, a value of at most one digit would lose precision.
         let small = last * if self.decimals > 0 { 10.0 } else { 0.5 };
         match scaled.abs() {
             size if size >= 1e9 => format!("{scaled:.2e}"),
-            // Two digits, as long as that is not too wide.
+            // Two digits, unless the text becomes too wide.
             size if size < small && size >= 1e-3 => {
                 format!("{scaled:.*}", (1.0 - size.log10().floor()) as usize)
             }
@@ -97,7 +98,7 @@ impl Scale {
         interval.map_or(String::new(), write)
     }
 
-    /// `iops (k/s)`.
+    /// Returns the name with the unit, such as `iops (k/s)`.
     pub(super) fn heading(&self, name: &str) -> String {
         match self.symbol {
             "" => name.to_owned(),
@@ -106,25 +107,25 @@ impl Scale {
     }
 }
 
-/// `1.04`; what is far from 1 needs fewer decimals, or more.
+/// Writes a ratio such as `1.04`; ratios far from 1 have fewer decimals, or more.
 fn times(ratio: f64) -> String {
     match ratio {
         _ if ratio >= 1e6 || (ratio > 0.0 && ratio < 5e-4) => format!("{ratio:.1e}"),
         _ if ratio >= 100.0 => format!("{ratio:.0}"),
         _ if ratio >= 10.0 => format!("{ratio:.1}"),
-        // What is outside of noise is not to look as if it were nothing.
+        // An effect outside of noise must not be rounded to 1.
         _ if ratio != 1.0 && (ratio - 1.0).abs() < 0.01 => format!("{ratio:.3}"),
         _ if ratio >= 0.1 || ratio == 0.0 => format!("{ratio:.2}"),
         _ => format!("{ratio:.4}"),
     }
 }
 
-/// `1.04x`.
+/// Writes a ratio such as `1.04x`.
 pub(super) fn ratio(ratio: f64) -> String {
     format!("{}x", times(ratio))
 }
 
-/// A ratio that has its mark where it is within noise: `~1.04x`.
+/// Writes a ratio; a ratio within noise is marked, such as `~1.04x`.
 pub(super) fn marked(of: &Ratio) -> String {
     let mark = if of.within_noise == Some(true) {
         "~"
@@ -140,7 +141,7 @@ pub(super) fn ratio_interval(interval: Option<Interval>) -> String {
     })
 }
 
-/// What a ratio means: `better`, `worse` or `within noise`; nothing where that cannot be told.
+/// Returns the meaning of a ratio: `better`, `worse` or `within noise`; empty if unknown.
 pub(super) fn meaning(of: &Ratio, better: Better) -> &'static str {
     match of.within_noise {
         None => "",
@@ -150,8 +151,8 @@ pub(super) fn meaning(of: &Ratio, better: Better) -> &'static str {
     }
 }
 
-/// The same in a word for whoever asks what has changed: `faster`, `slower` where that can be said of
-/// the measure, else `better`, `worse`; or `noise`.
+/// Returns the meaning of a change in a word: `faster` or `slower` for measures of speed, else
+/// `better` or `worse`; or `noise`.
 pub(super) fn verdict(of: &Ratio, column: &Column) -> &'static str {
     let is_speed = matches!(
         column.unit,
@@ -166,7 +167,7 @@ pub(super) fn verdict(of: &Ratio, column: &Column) -> &'static str {
     }
 }
 
-/// `aio=native, disk=fathom`.
+/// Joins settings, such as `aio=native, disk=fathom`.
 pub(super) fn settings(settings: &Settings) -> String {
     let pairs = settings
         .iter()
@@ -174,7 +175,7 @@ pub(super) fn settings(settings: &Settings) -> String {
     pairs.collect::<Vec<_>>().join(", ")
 }
 
-/// The suspected limiters of points, a line each.
+/// Returns the suspected limiters of points, a line each.
 pub(super) fn judged(table: &Table) -> impl Iterator<Item = String> {
     let shown = table.points.iter().take(MOST_ROWS);
     shown.filter_map(|point| {
@@ -183,7 +184,7 @@ pub(super) fn judged(table: &Table) -> impl Iterator<Item = String> {
     })
 }
 
-/// Where curves have their knees, and what is suspected there, a line each.
+/// Returns the knees of curves with their suspected limiters, a line each.
 pub(super) fn knees(table: &Table) -> impl Iterator<Item = String> {
     let main = table.main.as_deref().unwrap_or_default();
     table.knees.iter().take(MOST_ROWS).map(move |knee| {
@@ -202,7 +203,7 @@ pub(super) fn knees(table: &Table) -> impl Iterator<Item = String> {
     })
 }
 
-/// A point's name in a line.
+/// Returns a point's name in a line.
 pub(super) fn label(of: &Settings) -> String {
     match of.is_empty() {
         true => "the only point".to_owned(),
@@ -210,7 +211,7 @@ pub(super) fn label(of: &Settings) -> String {
     }
 }
 
-/// What was measured, and on what: a name and words for each.
+/// Returns the facts of a run, each as a name and a text.
 pub(super) fn facts(table: &Table) -> Vec<(&'static str, String)> {
     let mut rows = vec![("recorded", date(table.created))];
     rows.extend(facts::machines(&table.environment));
@@ -228,7 +229,7 @@ pub(super) fn facts(table: &Table) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// That cells are missing, and how to get them.
+/// Returns a warning about missing cells, and how to run them.
 pub(super) fn missing(table: &Table) -> Option<String> {
     let there = table.cells.len();
     let line = || {
@@ -240,7 +241,7 @@ pub(super) fn missing(table: &Table) -> Option<String> {
     (there < table.planned).then(line)
 }
 
-/// Where to read the rest of cells that hold a run of their own.
+/// Returns how to show the breakdowns of cells that hold a run directory.
 pub(super) fn breakdowns(table: &Table) -> Option<String> {
     let first = table.breakdowns.first()?;
     let count = table.breakdowns.len() as u64;
@@ -255,7 +256,7 @@ pub(super) fn breakdowns(table: &Table) -> Option<String> {
     })
 }
 
-/// What figures and intervals are, for those that are there.
+/// Returns notes on figures and intervals, for those that the table has.
 pub(super) fn explained(table: &Table) -> Vec<String> {
     let points = &table.points;
     let figures = || points.iter().flat_map(|point| point.measures.values());
@@ -276,7 +277,7 @@ pub(super) fn explained(table: &Table) -> Vec<String> {
     lines
 }
 
-/// What stands above rankings: what the figures are and what the base is.
+/// Returns the note above rankings: what the figures are, and which point is the base.
 pub(super) fn rankings_explained(table: &Table) -> Option<String> {
     let base = label(&table.points.first()?.settings);
     Some(format!(

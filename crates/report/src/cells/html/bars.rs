@@ -1,17 +1,17 @@
-//! The main measure of every point as a bar, with its interval, and the bare device's below it.
+//! The main measure of every point as a bar with its interval, and the bare device's bar below it.
 
 use crate::cells::statistics::Interval;
 use crate::cells::table::{Figure, Point, Table};
 use crate::cells::words::{self, Scale};
 use crate::render::html::markup::Html;
 
-/// More would be a blur.
+/// Maximum number of bars that remain readable.
 const MOST_BARS: usize = 200;
 
 pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
     let Some(main) = table.main() else { return };
     let of = |point: &Point| point.measures.get(&main.name).cloned();
-    // Points of other tests have neither.
+    // Points of other tests have neither figure.
     let all = table.points.iter().map(|point| (point, of(point)));
     let mut shown: Vec<(&Point, Option<Figure>)> = all
         .filter(|(point, figure)| figure.is_some() || point.bare.is_some())
@@ -80,7 +80,7 @@ fn key(html: &mut Html, name: &str, intervals: bool, shown: &[(&Point, Option<Fi
     html.raw("</div>\n");
 }
 
-/// `share` of the greatest.
+/// Draws a bar; `share` is its length relative to the greatest.
 fn bar(html: &mut Html, class: &'static str, share: f64) {
     let style = format!("--at:{:.4}", share.clamp(0.0, 1.0));
     html.element("i", &[("class", class), ("style", &style)], "");

@@ -1,4 +1,4 @@
-//! bonnie++'s table: every phase in its two columns, every point in a row.
+//! bonnie++'s table: two columns for each phase, and a row for each point.
 
 use crate::cells::bonnie::{self, Entry, PARTS, Part, Phase};
 use crate::cells::table::{Point, Table};

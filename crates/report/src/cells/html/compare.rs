@@ -1,4 +1,4 @@
-//! Two runs, point by point.
+//! Compares two runs point by point.
 
 use fathom_run::Better;
 
@@ -52,7 +52,7 @@ pub(super) fn show(html: &mut Html, comparison: &Comparison) {
     show_columns(html, "compare-table".into(), columns);
 }
 
-/// A measure's columns: A, B, and their ratio where it judges.
+/// Returns a measure's columns: A, B, and their ratio if the measure can be better or worse.
 fn pairs(column: &Column, points: &[Compared]) -> Vec<(String, Vec<Cell>)> {
     let of = || points.iter().map(|point| point.measures.get(&column.name));
     let medians = of()

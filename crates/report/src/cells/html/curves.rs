@@ -1,4 +1,4 @@
-//! Curves as a picture, with what is suspected to limit each point, and a ring around each knee.
+//! Curves as a picture, with the suspected limiter of each point, and a ring around each knee.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use crate::cells::table::{Figure, Table};
 use crate::cells::words::{self, Scale};
 use crate::render::html::markup::Html;
 
-/// Of palette.css: as many lines are drawn.
+/// Colours of palette.css; their number is the maximum of lines drawn.
 const COLOURS: [&str; 6] = [
     "--g-guest",
     "--g-switching",
@@ -18,15 +18,15 @@ const COLOURS: [&str; 6] = [
 ];
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 320.0;
-/// Around the lines: figures to the left and below, the last limiters to the right.
+/// Margins around the lines, for figures to the left and below, and limiters to the right.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 90.0;
 const TOP: f64 = 18.0;
 const BOTTOM: f64 = 30.0;
 
-/// Where values are on the picture.
+/// Converts values to places on the picture.
 struct Frame {
-    /// The axis's values, without repetitions.
+    /// The values of the axis, without duplicates.
     values: Vec<u64>,
     most: f64,
 }
@@ -85,7 +85,8 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
 }
 
 impl Frame {
-    /// By factors where all values are above zero: 1, 8 and 64 stand evenly.
+    /// Returns the x coordinate of a value. The scale is logarithmic if all values are above zero:
+    /// 1, 8 and 64 are evenly spaced.
     fn x(&self, value: u64) -> f64 {
         let (first, last) = match self.values.as_slice() {
             [first, .., last] => (*first, *last),
@@ -104,7 +105,7 @@ impl Frame {
         HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
     }
 
-    /// Lines and figures behind the curves.
+    /// Draws the grid and its figures behind the curves.
     fn draw(&self, html: &mut Html, scale: &Scale) {
         for share in [0.0, 0.5, 1.0] {
             let value = self.most * share;
@@ -133,7 +134,7 @@ fn draw(
     let mut path = String::new();
     for dot in &line.dots {
         let (x, y) = (frame.x(dot.x), frame.y(dot.figure.median));
-        // To a string it cannot fail.
+        // Writing to a string cannot fail.
         let _ = write!(path, "{x:.1},{y:.1} ");
     }
     html.element("polyline", &[("points", path.trim_end())], "");
@@ -158,7 +159,7 @@ fn draw(
     html.close("g");
 }
 
-/// What is shown where the pointer rests.
+/// Returns the text that is shown when the pointer rests on a dot.
 fn words_of(dot: &Dot, scale: &Scale) -> String {
     let mut words = words::label(&dot.point.settings);
     let _ = write!(

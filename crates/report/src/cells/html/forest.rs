@@ -1,5 +1,5 @@
-//! The effects of settings as a forest plot: a line for each, from one end of its interval to the
-//! other, with a mark at the median. The scale is that of ratios: half is as far as twice.
+//! The effects of settings as a forest plot: a line for each effect's interval, with a mark at its
+//! median. The scale is logarithmic: a ratio of one half is as far from 1 as a ratio of two.
 
 use crate::cells::ranking::{Effect, Ranking};
 use crate::cells::statistics::Ratio;
@@ -7,15 +7,15 @@ use crate::cells::table::Table;
 use crate::cells::words;
 use crate::render::html::markup::Html;
 
-/// More would be a blur.
+/// Maximum number of rows that remain readable.
 const MOST_ROWS: usize = 200;
-/// Beyond these nobody reads how far: the line goes on to the edge.
+/// Limits of the scale; the lines of ratios beyond them end at the edge.
 const LEAST: f64 = 1e-4;
 const MOST: f64 = 1e4;
-/// What the scale has at least, and what is left beside its ends.
+/// The smallest range of the scale, then the factor that is left free at each end.
 const NARROWEST: (f64, f64) = (0.9, 1.0 / 0.9);
 const MARGIN: f64 = 1.05;
-/// Of the width: ticks that are nearer touch each other.
+/// Minimum distance of ticks, relative to the width; closer labels would overlap.
 const BETWEEN_TICKS: f64 = 0.06;
 
 pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
@@ -88,7 +88,7 @@ fn row(html: &mut Html, scale: &Scale, effect: &Effect, meaning: &'static str) {
     html.raw("</svg>");
 }
 
-/// Its ticks, and what they stand for.
+/// Draws the ticks and their labels.
 fn axis(html: &mut Html, scale: &Scale) {
     html.raw("<svg class=\"ticks\" role=\"img\">");
     for tick in scale.ticks() {
@@ -103,7 +103,7 @@ fn axis(html: &mut Html, scale: &Scale) {
     html.raw("</svg>");
 }
 
-/// From the least ratio that is shown to the greatest, in logarithms.
+/// A logarithmic scale of ratios; both fields are natural logarithms.
 struct Scale {
     low: f64,
     high: f64,
@@ -123,13 +123,13 @@ impl Scale {
         }
     }
 
-    /// `12.34%` of the width.
+    /// Returns the place of a ratio in percent of the width, such as `12.34%`.
     fn place(&self, ratio: f64) -> String {
         let share = (ratio.ln() - self.low) / (self.high - self.low);
         format!("{:.2}%", share.clamp(0.0, 1.0) * 100.0)
     }
 
-    /// Round ratios within the scale.
+    /// Returns round ratios within the scale.
     fn ticks(&self) -> Vec<f64> {
         const STEPS: [&[f64]; 5] = [
             &[1.0, 1.02, 1.05, 1.1],
@@ -144,7 +144,7 @@ impl Scale {
             all.filter(|tick| (self.low..=self.high).contains(&tick.ln()))
                 .collect()
         };
-        // The finest that can be read and reaches from one end to the other.
+        // The finest readable steps that reach from one end to the other.
         let reach = self.high.max(-self.low);
         let fits = |steps: &&&[f64]| {
             let last = steps.last().copied().unwrap_or(1.0);

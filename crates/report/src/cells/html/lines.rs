@@ -1,4 +1,4 @@
-//! What was sampled over time in each cell, folded away.
+//! The series sampled over time in each cell, in collapsed sections.
 
 use std::fmt::Write;
 
@@ -10,9 +10,9 @@ use crate::cells::words::{self, Scale};
 use crate::render::html::markup::Html;
 use crate::render::text::plural;
 
-/// Of a page.
+/// Maximum number of charts on a page.
 const MOST_CHARTS: usize = 600;
-/// Of a chart, in units of its own.
+/// Width and height of a chart, in its own units.
 const WIDTH: f64 = 272.0;
 const HEIGHT: f64 = 58.0;
 
@@ -63,7 +63,7 @@ fn chart(html: &mut Html, series: &Series) {
     };
     let least = values().fold(f64::INFINITY, f64::min);
     let most = values().fold(f64::NEG_INFINITY, f64::max);
-    // Zero is always within, so that noise does not look like a landslide.
+    // The range always includes zero, so that noise does not look large.
     let (low, high) = (least.min(0.0), most.max(0.0));
     let scale = Scale::of(series.unit, values()).for_pages();
     let name = scale.heading(&series.name);
@@ -88,9 +88,9 @@ fn chart(html: &mut Html, series: &Series) {
     html.raw("</svg></figure>\n");
 }
 
-/// The corners of a line from left to right, between `low` and `high`.
+/// Returns the points of a line from left to right, scaled from `low..high` to the height.
 fn path(values: &[f64], low: f64, high: f64) -> String {
-    // Halves: the difference of two could be too much.
+    // Halve first: the difference of the two could overflow.
     let range = high / 2.0 - low / 2.0;
     let y = |value: f64| match (value / 2.0 - low / 2.0) / range {
         share if share.is_finite() => HEIGHT - 3.0 - share.clamp(0.0, 1.0) * (HEIGHT - 6.0),

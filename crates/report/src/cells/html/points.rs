@@ -11,7 +11,8 @@ use crate::cells::words::{self, MOST_ROWS, Scale};
 use crate::render::html::markup::{self, Cell, Html};
 use crate::render::text::plural;
 
-/// Characters of a value that is not to be broken: others would push the figures out of sight.
+/// Longest value in characters that stays on one line; longer ones would push the figures out of
+/// view.
 const LONGEST_NAME: usize = 24;
 
 pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
@@ -42,7 +43,7 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
     }
 }
 
-/// What tells rows apart.
+/// Returns the columns that identify the rows.
 pub(super) fn labels<'a>(
     axes: &[String],
     rows: impl Iterator<Item = &'a Settings> + Clone,
@@ -86,7 +87,7 @@ fn figures(column: &Column, points: &[Point]) -> (String, Vec<Cell>) {
     (scale.heading(&column.name), cells.collect())
 }
 
-/// A figure; where it judges, with its interval and its ratio.
+/// Returns a figure's cell; with its interval and ratio if the measure can be better or worse.
 fn cell(figure: &Figure, scale: &Scale, better: Better) -> Cell {
     let mut notes = Vec::new();
     if better != Better::Neither && figure.interval.is_some() {
@@ -96,7 +97,7 @@ fn cell(figure: &Figure, scale: &Scale, better: Better) -> Cell {
     Cell::Figure(scale.write(figure.median), notes)
 }
 
-/// A ratio in words, and a class for what it means.
+/// Returns a ratio in words, and the CSS class of its meaning.
 pub(super) fn told(ratio: &Ratio, better: Better) -> (&'static str, String) {
     let mut text = words::marked(ratio);
     if ratio.interval.is_some() {

@@ -1,4 +1,4 @@
-//! Measures in rows and a parameter's values in columns.
+//! The sheet: measures in rows, and a parameter's values in columns.
 
 use super::points::{labels, show_columns};
 use crate::cells::sheet;

@@ -9,16 +9,16 @@ use crate::cells::words;
 use crate::render::html::markup::{Cell, Html, Table as Rows};
 use crate::render::text::plural;
 
-/// Points that are shown on a page.
+/// Maximum number of points on a page.
 const MOST_POINTS: usize = 16;
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 10.0;
-/// Between two columns; an arrow goes through it.
+/// Space between two columns, for an arrow.
 const GAP: f64 = 36.0;
 const ROW: f64 = 15.0;
-/// Between two stacks of a column.
+/// Space between two stacks of a column.
 const BELOW: f64 = 34.0;
-/// Of a character of 11 pixels, all of which are as wide.
+/// Width of a character in the monospaced font of 11 pixels.
 const CHARACTER: f64 = 6.7;
 
 pub(in crate::cells) fn show(html: &mut Html, prefix: &str, table: &Table) {
@@ -60,7 +60,7 @@ fn counts(html: &mut Html, id: String, path: &RequestPath) {
     table.show(html);
 }
 
-/// A column for each side; of one side only, for each stack.
+/// Returns a column for each side; if there is only one side, a column for each stack.
 fn columns<'a, 'b>(steps: &'b [Step<'a>]) -> Vec<&'b [Step<'a>]> {
     let of_both = steps.chunk_by(|one, next| one.side == next.side);
     match of_both.clone().count() {
@@ -80,7 +80,7 @@ fn picture(html: &mut Html, steps: &[Step]) {
     let view = format!("0 0 {WIDTH} {:.0}", heights.fold(0.0, f64::max));
     let attributes = [("viewBox", &*view), ("class", "path"), ("role", "img")];
     html.open("svg", &attributes);
-    // A single stack is as wide as it is beside another one.
+    // A single stack is as wide as one of two.
     let width = (WIDTH - LEFT + GAP) / columns.len().max(2) as f64 - GAP;
     for (number, column) in columns.iter().enumerate() {
         let left = LEFT + number as f64 * (width + GAP);
@@ -163,7 +163,7 @@ fn text(html: &mut Html, (x, y): (f64, f64), class: &str, words: &str) {
     html.element("text", &[("x", &x), ("y", &y), ("class", class)], words);
 }
 
-/// A line through these points, with a head at the last one.
+/// Draws a line through these points, with an arrow head at the last one.
 fn arrow(html: &mut Html, points: &[(f64, f64)]) {
     let words = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}"));
     let line = words.collect::<Vec<_>>().join(" ");

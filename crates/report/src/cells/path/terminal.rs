@@ -6,9 +6,9 @@ use crate::cells::words;
 use crate::render::terminal::page::Page;
 use crate::render::text::{self, plural};
 
-/// Points that are shown.
+/// Maximum number of points shown.
 const MOST_POINTS: usize = 6;
-/// Stacks side by side.
+/// Number of stacks side by side.
 const BESIDE: usize = 3;
 
 pub(in crate::cells) fn show(page: &mut Page, table: &Table) {

@@ -1,5 +1,5 @@
-//! Flame graphs: documents of their own, which are shown in frames so that the names and scripts of
-//! several do not meet.
+//! Flame graphs: separate documents that the page shows in frames, so that the names and scripts of
+//! several graphs do not clash.
 
 use fathom_run::Folded;
 use inferno::differential;
@@ -7,22 +7,23 @@ use inferno::flamegraph::{self, Options, TextTruncateDirection};
 
 use crate::render::text::clean;
 
-/// Percent of the width; what is narrower is left out.
+/// Narrowest frame in percent of the width; narrower ones are left out.
 const NARROWEST: f64 = 0.1;
 
 /// A document with a flame graph.
 pub(super) struct Graph {
     pub document: String,
-    /// In pixels.
+    /// Height in pixels.
     pub height: u32,
 }
 
-/// `None` of no stacks.
+/// Draws a flame graph; `None` without stacks.
 pub(super) fn graph(title: &str, folded: &Folded) -> Option<Graph> {
     draw(title, &lines(folded))
 }
 
-/// Widths are B's; red is what has a greater share of B than of A, blue a smaller one.
+/// Draws a differential flame graph. Widths are B's. Red frames have a greater share in B than in
+/// A, blue frames a smaller one.
 pub(super) fn difference(title: &str, a: &Folded, b: &Folded) -> Option<Graph> {
     let [a, b] = [a, b].map(|folded| lines(folded).join("\n"));
     let options = differential::Options {
@@ -42,13 +43,13 @@ fn draw(title: &str, lines: &[String]) -> Option<Graph> {
     options.title = title.to_owned();
     options.deterministic = true;
     options.min_width = NARROWEST;
-    // Names begin with what matters.
+    // Keep the start of names, which is their most important part.
     options.text_truncate_direction = TextTruncateDirection::Right;
     let mut svg = Vec::new();
     let lines = lines.iter().map(String::as_str);
     flamegraph::from_lines(&mut options, lines, &mut svg).ok()?;
     let svg = String::from_utf8(svg).ok()?;
-    // Without the prologue of an XML document, which this is not.
+    // Remove the XML prologue: the document is HTML.
     let (_, svg) = svg.split_once("<svg ")?;
     let (_, height) = svg.split_once(" height=\"")?;
     let height = height.split('"').next()?.parse().ok()?;
@@ -58,7 +59,8 @@ fn draw(title: &str, lines: &[String]) -> Option<Graph> {
     })
 }
 
-/// The graph's script keeps its state in the document's address, and a frame has none.
+/// Start of the document. The graph's script keeps its state in the document's address, which a
+/// frame does not have, so `replaceState` is disabled.
 const BEFORE: &str = "<!doctype html><meta charset=\"utf-8\">\
     <meta name=\"color-scheme\" content=\"light dark\">\
     <style>body { margin: 0 } svg { display: block; width: 100% }
@@ -70,11 +72,11 @@ const BEFORE: &str = "<!doctype html><meta charset=\"utf-8\">\
     }</style>\
     <script>history.replaceState = function () {};</script>";
 
-/// What is read as stacks and counts, whatever names hold.
+/// Returns lines of stack and count that the parser accepts, whatever the names contain.
 fn lines(folded: &Folded) -> Vec<String> {
     let line = |(mut stack, count): (Vec<&str>, u64)| {
         let innermost = stack.pop().unwrap_or_default();
-        // A number at the end would be taken for a count.
+        // The parser would take a number at the end for a count.
         let innermost = match innermost.ends_with(|c: char| c.is_ascii_digit()) {
             true => innermost.replace(' ', "\u{a0}"),
             false => innermost.to_owned(),

@@ -1,4 +1,4 @@
-//! Tables and flame graphs on a page.
+//! Symbol tables and flame graphs on a page.
 
 use fathom_run::evidence::LockWait;
 
@@ -10,10 +10,10 @@ use crate::cells::words;
 use crate::render::html::markup::{self, Cell, Html};
 use crate::render::text::plural;
 
-/// Points that are shown on a page, each with several graphs of some 100 kB.
+/// Maximum number of points on a page; each has several graphs of about 100 kB.
 const MOST_POINTS: usize = 16;
 
-/// Of one run.
+/// Shows the profiles of one run.
 pub(in crate::cells) fn show(html: &mut Html, prefix: &str, table: &Table) {
     let sampled = table
         .points
@@ -48,7 +48,7 @@ pub(in crate::cells) fn show(html: &mut Html, prefix: &str, table: &Table) {
     more(html, sampled.count());
 }
 
-/// Of two runs: what has changed from A to B.
+/// Shows differential flame graphs from run A to run B.
 pub(in crate::cells) fn compare(html: &mut Html, comparison: &Comparison) {
     let both = |one: &&crate::cells::Compared| one.profiles.iter().all(|side| !side.is_empty());
     let points = comparison.points.iter().filter(both);

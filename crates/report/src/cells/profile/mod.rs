@@ -1,5 +1,5 @@
-//! Where the CPU went, of cells whose CPUs were sampled: they have folded stacks in their folders,
-//! whichever experiment has put them there.
+//! CPU profiles of cells whose CPUs were sampled: the cells' folders hold folded stacks, whichever
+//! experiment wrote them.
 
 mod flame;
 pub(super) mod html;
@@ -15,28 +15,28 @@ use serde::Serialize;
 
 use super::cell::{Problems, Row, name};
 
-/// Symbols that are listed of each side.
+/// Maximum number of symbols listed for each side.
 const MOST_SYMBOLS: usize = 20;
-/// Locks that are listed of a point.
+/// Maximum number of locks listed for a point.
 const MOST_LOCKS: usize = 20;
 
-/// What one side's CPUs ran, in all of a point's cells.
+/// The samples of one side's CPUs, from all of a point's cells.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sampled {
     /// `guest` or `host`.
     pub side: &'static str,
-    /// Of CPUs that were not idle.
+    /// Number of samples of CPUs that were not idle.
     pub samples: u64,
-    /// The symbols that took most.
+    /// The symbols with the most samples.
     pub top: Vec<Symbol>,
     #[serde(skip)]
     pub(super) folded: Folded,
 }
 
-/// A line of the table that perf and the talks of its users have.
+/// A line of the symbol table, as in perf's report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Symbol {
-    /// Percent of the side's samples in which it was what ran, not what had called it.
+    /// Percent of the side's samples that ran the symbol itself, without its callees.
     pub overhead: f64,
     /// The thread's name.
     pub command: String,
@@ -44,7 +44,7 @@ pub struct Symbol {
     pub symbol: String,
 }
 
-/// Reads what a point's cells have; none of cells that were not run to their end.
+/// Reads the profiles of a point's cells; cells that did not finish are left out.
 pub(super) fn load(
     run: &Path,
     planned: &[&Planned],
@@ -90,7 +90,7 @@ fn top(folded: &Folded) -> Vec<Symbol> {
     }
     let total = folded.total().max(1) as f64;
     let mut counts: Vec<_> = counts.into_iter().collect();
-    // By name where they are as frequent.
+    // A stable sort: equal counts stay in order of names.
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     let symbol = |((command, innermost), count): ((&str, &str), u64)| {
         let (symbol, object) = parts(innermost);
@@ -104,7 +104,7 @@ fn top(folded: &Folded) -> Vec<Symbol> {
     counts.into_iter().take(MOST_SYMBOLS).map(symbol).collect()
 }
 
-/// The locks of all of a point's rounds, those first that were waited for longest.
+/// Returns the locks of all of a point's rounds, longest total wait first.
 pub(super) fn locks(rows: &[Row]) -> Vec<LockWait> {
     let mut locks: BTreeMap<(String, String), (u64, f64)> = BTreeMap::new();
     for one in rows.iter().flat_map(|row| &row.locks) {
@@ -126,7 +126,7 @@ pub(super) fn locks(rows: &[Row]) -> Vec<LockWait> {
     locks
 }
 
-/// What has a flame graph of its own: its heading, and its part of the stacks.
+/// Returns the parts of the stacks that have their own flame graph, each with its heading.
 fn parts_of(sampled: &Sampled) -> Vec<(&'static str, Folded)> {
     if sampled.side == Side::Guest.name() {
         return vec![("Guest", sampled.folded.clone())];

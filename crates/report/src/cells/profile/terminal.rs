@@ -8,7 +8,7 @@ use crate::cells::words;
 use crate::render::terminal::page::Page;
 use crate::render::text::{self, plural};
 
-/// Points that are shown.
+/// Maximum number of points shown.
 const MOST_POINTS: usize = 4;
 
 pub(in crate::cells) fn show(page: &mut Page, table: &Table) {

@@ -1,4 +1,4 @@
-//! bonnie++'s table: every phase in its two columns, every point in a few lines.
+//! bonnie++'s table: two columns for each phase, and a few lines for each point.
 
 use crate::cells::bonnie::{self, Entry, PARTS, Part};
 use crate::cells::cell::clipped;
@@ -6,13 +6,13 @@ use crate::cells::table::{Point, Table};
 use crate::cells::words::MOST_ROWS;
 use crate::render::terminal::page::Page;
 
-/// Of a phase: eight digits, a blank, three digits.
+/// Width of a phase: eight digits, a blank, three digits.
 const PHASE: usize = 12;
-/// Of a point's name.
+/// Largest and smallest width of a point's name.
 const MOST_LABEL: usize = 19;
 const LEAST_LABEL: usize = 10;
 
-/// A line of a point's: its name, and what of the entries it has.
+/// A line of a point: its name, and the text that it takes from each entry.
 type Row = (&'static str, fn(&Entry) -> String);
 
 const ROWS: [Row; 4] = [
@@ -57,7 +57,7 @@ pub(super) fn show(page: &mut Page, table: &Table) {
     page.note(bonnie::EXPLAINED);
 }
 
-/// Names of points, or numbers where these are too long.
+/// Returns the names of points, or numbers if the names are too long.
 fn labels(page: &mut Page, points: &[Point]) -> Vec<String> {
     let names = points.iter().map(|point| bonnie::label(&point.settings));
     let names: Vec<String> = names.collect();
@@ -89,7 +89,7 @@ fn headings(page: &mut Page, part: &Part, width: usize) {
     page.fixed(&format!("{blank}{}", units.collect::<String>()), true);
 }
 
-/// `--Block---`
+/// Centres a heading between dashes, such as `--Block---`.
 fn dashed(text: &str, width: usize) -> String {
     format!("{text:-^width$}")
 }

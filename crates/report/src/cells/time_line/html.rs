@@ -8,17 +8,17 @@ use crate::cells::words;
 use crate::render::html::markup::{Cell, Html, Table as Rows};
 use crate::render::text::{duration, plural};
 
-/// Points that are shown on a page.
+/// Maximum number of points on a page.
 const MOST_POINTS: usize = 16;
-/// Rows of a lane.
+/// Maximum number of rows of a lane.
 const MOST_ROWS: usize = 6;
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 84.0;
 const ROW: f64 = 17.0;
 const GAP: f64 = 7.0;
-/// Of a character of 11 pixels.
+/// Width of a character in the font of 11 pixels.
 const CHARACTER: f64 = 6.4;
-/// Of palette.css, for the parts of the first lane and then for the lanes.
+/// Colours of palette.css, for the parts of the first lane and for the other lanes.
 const COLOURS: [&str; 6] = [
     "--g-guest",
     "--g-switching",
@@ -66,7 +66,7 @@ fn picture(html: &mut Html, told: &Timeline, lanes: &[Lane]) {
         html.element("text", &[("x", "0"), ("y", &middle)], lane.name);
         for row in rows {
             for (place, span) in row.into_iter().enumerate() {
-                // The parts of the first lane differ; others are of one kind.
+                // The parts of the first lane differ; the spans of another lane are of one kind.
                 let colour = if number == 0 { place } else { number };
                 draw(html, span, (y, scale), COLOURS[colour % COLOURS.len()]);
             }
@@ -103,7 +103,7 @@ fn draw(html: &mut Html, span: &Span, (y, scale): (f64, f64), colour: &str) {
     }
 }
 
-/// At round times, five or so.
+/// Draws about five ticks at round times.
 fn ticks(html: &mut Html, end: f64, scale: f64, y: f64) {
     let rough = (end / 6.0).max(f64::MIN_POSITIVE);
     let power = 10f64.powf(rough.log10().floor());

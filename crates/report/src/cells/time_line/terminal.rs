@@ -6,9 +6,9 @@ use crate::cells::words;
 use crate::render::terminal::page::Page;
 use crate::render::text::{self, duration, plural};
 
-/// Points that are shown.
+/// Maximum number of points shown.
 const MOST_POINTS: usize = 4;
-/// Characters of a whole time line.
+/// Width of a whole time line, in characters.
 const BAR: f64 = 40.0;
 
 pub(in crate::cells) fn show(page: &mut Page, table: &Table) {
