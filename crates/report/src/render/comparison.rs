@@ -1,13 +1,13 @@
-//! Several runs side by side: the first is the base, the others have their differences to it.
+//! Compares several runs: the first is the base, the others show their differences to it.
 
 use super::facts;
 use super::text::micros;
 use crate::analysis::{Analysis, Distribution, Layer, LayerRow};
 
-/// Runs with what people call them.
+/// A run, with the user's name for it.
 type Named = (String, Analysis);
 
-/// What a run is called in a comparison: A to Z, then AA.
+/// Returns the letters of a run in a comparison: A to Z, then AA.
 pub(super) fn letter(run: usize) -> String {
     let last = char::from(b'A' + (run % 26) as u8);
     match run / 26 {
@@ -16,13 +16,13 @@ pub(super) fn letter(run: usize) -> String {
     }
 }
 
-/// Facts of the environment that are not the same in all runs: a name, and words for each run.
+/// Returns the facts of the environment that differ between runs: a name, and a text for each run.
 pub(super) fn differences(runs: &[Named]) -> Vec<(&'static str, Vec<String>)> {
     let facts = runs.iter().map(|(_, run)| facts::environment(run));
     differing(&facts.collect::<Vec<_>>())
 }
 
-/// The same for any facts: of each run, names and words.
+/// Returns the facts that differ, given each run's names and texts; a missing fact is `-`.
 pub(crate) fn differing<N: Clone + PartialEq>(facts: &[Vec<(N, String)>]) -> Vec<(N, Vec<String>)> {
     let mut names: Vec<N> = Vec::new();
     for (name, _) in facts.iter().flatten() {
@@ -45,14 +45,14 @@ pub(crate) fn differing<N: Clone + PartialEq>(facts: &[Vec<(N, String)>]) -> Vec
         .collect()
 }
 
-/// The layers that any of the runs has, in the order of the way.
+/// Returns the layers that any of the runs has, in the order of a request's path.
 pub(super) fn present<'a>(runs: impl Iterator<Item = &'a Analysis> + Clone) -> Vec<Layer> {
     let all = Layer::ALL.iter().copied();
     all.filter(|&layer| runs.clone().any(|run| row(run, layer).is_some()))
         .collect()
 }
 
-/// A run's column: its layers, then the total; None where it has no such layer.
+/// Returns a run's column: its layers, then the total. A layer that the run lacks is None.
 pub(super) fn column(
     run: &Analysis,
     layers: &[Layer],
@@ -68,7 +68,7 @@ fn row(run: &Analysis, layer: Layer) -> Option<&LayerRow> {
     layers.iter().find(|row| row.layer == layer)
 }
 
-/// The difference to the base, in us and in percent of the base.
+/// Returns the differences to the base: in us, then in percent of the base.
 pub(super) fn difference(base: &[Option<f64>], values: &[Option<f64>]) -> [Vec<String>; 2] {
     let pairs = || base.iter().zip(values);
     let differences: Vec<Option<f64>> = pairs().map(|(a, b)| Some((*b)? - (*a)?)).collect();

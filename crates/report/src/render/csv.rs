@@ -1,20 +1,21 @@
 //! The report as files of comma-separated values (RFC 4180), for other tools.
 //!
-//! `layers.csv`, `requests.csv` (the slowest that were kept), `wiki.csv`, `rounds.csv`, `calls.csv`,
-//! `locks.csv`, `qemu.csv`, `overhead.csv`. Times are nanoseconds. A file without rows is left out.
+//! The files are `layers.csv`, `requests.csv` (the slowest requests that were kept), `wiki.csv`,
+//! `rounds.csv`, `calls.csv`, `locks.csv`, `qemu.csv` and `overhead.csv`. Times are in ns. A file
+//! without rows is left out.
 
 use std::fmt::Write;
 
 use crate::analysis::{Analysis, Distribution, Joined, Layer};
 
-/// One file.
+/// A file of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvFile {
     pub name: &'static str,
     pub text: String,
 }
 
-/// One run as files.
+/// Renders one run as files.
 pub fn render(run: &Analysis) -> Vec<CsvFile> {
     let files = [
         ("layers.csv", layers(run)),
@@ -36,7 +37,7 @@ pub fn render(run: &Analysis) -> Vec<CsvFile> {
         .collect()
 }
 
-/// Lines of fields.
+/// The text of a file, and its number of rows without the headings.
 pub(crate) struct Sheet {
     pub(crate) text: String,
     rows: usize,
@@ -47,7 +48,7 @@ impl Sheet {
         Sheet::with(head.split(',').map(str::to_owned))
     }
 
-    /// With these headings.
+    /// Creates a sheet with these headings.
     pub(crate) fn with(head: impl IntoIterator<Item = String>) -> Sheet {
         let (text, rows) = (String::new(), 0);
         let mut sheet = Sheet { text, rows };
@@ -89,7 +90,7 @@ fn distribution(time: &Distribution) -> Vec<String> {
     ]
 }
 
-/// The name that JSON has for a value of an enum.
+/// Returns the JSON name of an enum's value.
 fn name<T: serde::Serialize>(value: T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,

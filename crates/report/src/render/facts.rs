@@ -1,4 +1,4 @@
-//! What was measured, on what, and how far it can be trusted: in the words of all renderers.
+//! The facts of a run, shared by all renderers: machines, workload, and how reliable the join is.
 
 use fathom_run::{Disk, Environment, Machine, Role, Scenario, Thread};
 
@@ -9,7 +9,7 @@ use crate::analysis::{Analysis, Truth};
 /// How a renderer writes a count.
 pub(super) type Count = fn(u64) -> String;
 
-/// Words with commas between them; those that are missing are left out.
+/// Joins texts with commas; empty ones are left out, and no texts give `unknown`.
 pub(super) fn listed(parts: impl IntoIterator<Item = String>) -> String {
     let parts = parts.into_iter().filter(|part| !part.is_empty());
     let parts: Vec<String> = parts.collect();
@@ -19,7 +19,7 @@ pub(super) fn listed(parts: impl IntoIterator<Item = String>) -> String {
     }
 }
 
-/// `word` after `before`; nothing where there is no word.
+/// Returns `word` with `before` in front of it; empty if `word` is empty.
 fn after(before: &str, word: &str) -> String {
     match word.is_empty() {
         true => String::new(),
@@ -27,7 +27,7 @@ fn after(before: &str, word: &str) -> String {
     }
 }
 
-/// A kernel and its machine.
+/// Describes a kernel and its machine.
 fn machine(machine: &Machine) -> String {
     let cpus = match machine.cpus {
         0 => String::new(),
@@ -97,14 +97,14 @@ fn disk(disk: &Disk) -> String {
     ])
 }
 
-/// What stretched times are good for.
+/// The warning about stretched times.
 pub(crate) const STRETCHED: &str = "Times are stretched: the host is itself emulated. The figures \
                                     verify the method and say nothing about speed.";
 
 const EMULATED: &str = "Guests, if any, were emulated (TCG): their figures compare only with those \
                         of other emulated guests.";
 
-/// What is to be kept in mind of all figures of such machines.
+/// Returns the warning for all figures from such machines, if any.
 pub(crate) fn doubt(environment: &Environment) -> Option<&'static str> {
     match environment.accelerator.eq_ignore_ascii_case("tcg") {
         _ if environment.stretched => Some(STRETCHED),
@@ -113,7 +113,7 @@ pub(crate) fn doubt(environment: &Environment) -> Option<&'static str> {
     }
 }
 
-/// The machines and programs of a run: a name and words for each.
+/// Returns the machines and programs of a run, each as a name and a text.
 pub(crate) fn machines(environment: &Environment) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     if let Some(remote) = &environment.remote {
@@ -132,7 +132,7 @@ pub(crate) fn machines(environment: &Environment) -> Vec<(&'static str, String)>
     rows
 }
 
-/// The same with its workload and its disk.
+/// Returns the machines and programs of a run, its workload and its disks.
 pub(super) fn environment(run: &Analysis) -> Vec<(&'static str, String)> {
     let mut rows = machines(&run.environment);
     if let Some(scenario) = &run.scenario {
@@ -150,7 +150,7 @@ pub(super) fn environment(run: &Analysis) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// A thread above its table.
+/// Describes a thread in the heading of its table.
 pub(super) fn thread(thread: &Thread) -> String {
     let role = match (thread.role, thread.vcpu) {
         (Role::Vcpu, Some(number)) => format!("vCPU {number}"),
@@ -160,7 +160,7 @@ pub(super) fn thread(thread: &Thread) -> String {
         (Role::Pool, _) => "thread of the pool".to_owned(),
         (Role::Other, _) => "other thread".to_owned(),
     };
-    // Of a thread that is not in the run's list, the number is all that is known.
+    // Of a thread that the run does not list, only the ID is known.
     let name = match thread.name.as_str() {
         "" => format!("thread {}", thread.tid),
         name => format!("{name}, thread {}", thread.tid),
@@ -171,7 +171,7 @@ pub(super) fn thread(thread: &Thread) -> String {
     }
 }
 
-/// `pread64()`; `ioctl(KVM_RUN)` has its parentheses already.
+/// Returns a call's name with parentheses: `pread64()`, but `ioctl(KVM_RUN)` as it is.
 pub(super) fn call(name: &str) -> String {
     match name.ends_with(')') {
         true => name.to_owned(),
@@ -179,7 +179,7 @@ pub(super) fn call(name: &str) -> String {
     }
 }
 
-/// The time in user space after a call, as the wiki has it: `ioctl_post` of `ioctl(KVM_RUN)`.
+/// Returns the wiki's name of the user-space time after a call: `ioctl_post` for `ioctl(KVM_RUN)`.
 pub(super) fn post(name: &str) -> String {
     let bare = name.split('(').next().unwrap_or(name);
     format!("{bare}_post")
@@ -192,7 +192,7 @@ pub(super) fn collectors(traced: &[String]) -> String {
     }
 }
 
-/// Events lost, by stream.
+/// Describes the lost events, by stream.
 pub(super) fn lost(truth: &Truth, count: Count) -> String {
     let streams = truth.lost.iter().map(|(stream, lost)| {
         let s = if *lost == 1 { "" } else { "s" };
@@ -201,7 +201,7 @@ pub(super) fn lost(truth: &Truth, count: Count) -> String {
     streams.collect::<Vec<_>>().join(", ")
 }
 
-/// How requests reached the server.
+/// Describes how requests reached the server.
 pub(super) fn delivery(truth: &Truth) -> String {
     let known = truth.kicked + truth.batched + truth.polled;
     let of = |count: u64, what: &str| match count {
@@ -219,13 +219,13 @@ pub(super) fn delivery(truth: &Truth) -> String {
     ])
 }
 
-/// What the host's block layer made of them.
+/// Describes how the host's block layer carried out the requests.
 pub(super) fn hosts(truth: &Truth, count: Count) -> String {
     let classes = truth.hosts.iter();
     listed(classes.map(|(class, requests)| format!("{} {}", count(*requests), names::host(*class))))
 }
 
-/// How the clocks were related, and how far that may be off.
+/// Describes how the clocks were related, and the largest error.
 pub(super) fn clocks(truth: &Truth, duration: fn(f64) -> String) -> String {
     let error = |error: Option<i64>| match error {
         Some(ns) => format!("error at most {}", duration(ns as f64)),

@@ -1,8 +1,8 @@
-//! Names of what an analysis tells apart, as all renderers write them.
+//! Names of an analysis's enum values, shared by all renderers.
 
 use crate::analysis::{Delivery, Group, HostClass};
 
-/// The wiki's names of its layers; with vhost-user its "QEMU" is the disk's server.
+/// Returns a group's name, as in the wiki; with vhost-user, the wiki's "QEMU" is the disk's server.
 pub(crate) fn group(group: Group) -> &'static str {
     match group {
         Group::Guest => "Guest",

@@ -1,9 +1,10 @@
-//! A trace for [Perfetto](https://ui.perfetto.dev): every request's layers on tracks of the guest
-//! and of the host, arrows from its kick to its interrupt, and what the vCPUs and threads did.
+//! A trace for [Perfetto](https://ui.perfetto.dev): each request's layers on tracks of the guest
+//! and of the host, with arrows from its kick to its interrupt, and the activity of vCPUs and
+//! threads.
 //!
-//! Times are nanoseconds of the host's CLOCK_MONOTONIC. Requests that overlap lie on lanes of their
-//! own; a request has the same lane on all tracks. Of a big run the first requests are shown: the
-//! track `about this trace` says how many of how many.
+//! Times are in ns of the host's CLOCK_MONOTONIC. Requests that overlap have different lanes; a
+//! request has the same lane on all tracks. A large run shows only its first requests: the track
+//! `about this trace` says how many of how many.
 
 mod lanes;
 mod proto;
@@ -25,9 +26,9 @@ use trace::{Trace, Track};
 /// How much of a run is shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// At most this many requests, the earliest.
+    /// Maximum number of requests; the earliest are shown.
     pub requests: usize,
-    /// Only what began within this many ns of the first request of its round.
+    /// Only requests that started within this many ns of the first request of their round.
     pub window_ns: Option<i64>,
 }
 
@@ -40,15 +41,15 @@ impl Default for Limits {
     }
 }
 
-/// Events of the vCPUs and threads that are shown for each request that may be: a run without
-/// requests is bounded, too.
+/// Maximum number of events of vCPUs and threads per request of the limit; bounds runs without
+/// requests too.
 const EVENTS_PER_REQUEST: usize = 100;
 
-/// The trace of a run directory: the same for the same directory and limits.
+/// Renders the trace of a run directory; the same directory and limits give the same bytes.
 ///
 /// # Errors
-/// When `run.json` cannot be read; damaged files of events are used up to the damage, and the trace
-/// says so.
+/// Fails when `run.json` cannot be read. A damaged event file is used up to the damage, and the
+/// trace says so.
 pub fn render(dir: &Path, limits: &Limits) -> Result<Vec<u8>> {
     let run = Run::load(dir)?;
     let mut trace = Trace::new();
@@ -77,8 +78,8 @@ pub fn render(dir: &Path, limits: &Limits) -> Result<Vec<u8>> {
     Ok(trace.finish())
 }
 
-/// From when to when events of threads are shown: while the requests shown are under way, or where
-/// none is followed, from the round's beginning for as long as asked for.
+/// Returns the period for which events of threads are shown: while the shown requests are in
+/// flight. A round without requests is shown from its start, for the length of the limit.
 fn window(round: &source::Watched, followed: &Followed, limits: &Limits) -> Option<(i64, i64)> {
     match followed.extent {
         Some(extent) => Some(extent),
@@ -107,7 +108,7 @@ fn bounds(shown: u64, all: u64, limits: &Limits) -> String {
     format!("the first {shown} of {}{window}", plural(all, "request"))
 }
 
-/// What a reader must know, on a track of its own at the top.
+/// Adds a track at the top with notes that the reader must know.
 fn about(trace: &mut Trace, run: &Run, notes: &[String]) {
     let at = trace.begin();
     let track = trace.track(Track::Top("about this trace"));

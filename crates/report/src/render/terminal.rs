@@ -13,14 +13,14 @@ use page::Page;
 
 pub use compare::compare;
 
-/// How it is shown.
+/// How the report is shown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
-    /// Bold headings and red warnings, by escape sequences: for terminals only.
+    /// Uses escape sequences for bold headings and red warnings; for terminals only.
     pub colour: bool,
 }
 
-/// Everything about one run, for people.
+/// Renders everything about one run as text.
 pub fn report(analysis: &Analysis, style: Style) -> String {
     let mut page = Page::new(style);
     environment::show(&mut page, analysis);

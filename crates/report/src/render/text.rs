@@ -1,13 +1,13 @@
-//! Words and numbers as people read them, and tables of them.
+//! Numbers and texts in human-readable form, and tables of text.
 
 use std::fmt::Write;
 
 use fathom_units::{Utc, short_size};
 
-/// Width that every table fits.
+/// Maximum width of a table, in characters.
 pub(crate) const WIDTH: usize = 100;
 
-/// Text from a run, fit for a terminal: a name must not move the cursor or turn the line around.
+/// Replaces characters of a run's text that could move the cursor or change the text's direction.
 pub(crate) fn clean(text: &str) -> String {
     let harmful = |c: char| {
         c.is_control()
@@ -18,7 +18,7 @@ pub(crate) fn clean(text: &str) -> String {
         .collect()
 }
 
-/// A time with its unit: `1.25 us`, `3.40 ms`.
+/// Writes a time with its unit: `1.25 us`, `3.40 ms`.
 pub(crate) fn duration(ns: f64) -> String {
     let size = ns.abs();
     let (scale, unit) = match size {
@@ -30,7 +30,7 @@ pub(crate) fn duration(ns: f64) -> String {
     format!("{:.2} {unit}", ns / scale)
 }
 
-/// A size as people write them: `4k`, `1M`; bytes where it is no round number.
+/// Writes a size such as `4k` or `1M`; a size without a short form is in bytes.
 pub(crate) fn size(bytes: u64) -> String {
     let short = short_size(bytes);
     match short.ends_with(|last: char| last.is_ascii_digit()) {
@@ -39,32 +39,32 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// `share` of 1 as percent.
+/// Writes a share of 1 as percent.
 pub(crate) fn percent(share: f64) -> String {
     unsigned_zero(format!("{:.1}", share * 100.0)) + "%"
 }
 
-/// A count's digits.
+/// Writes a count's digits.
 pub(crate) fn plain(count: u64) -> String {
     count.to_string()
 }
 
-/// `1 request`, `2 requests`.
+/// Writes a count with its noun: `1 request`, `2 requests`.
 pub(crate) fn plural(count: u64, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Seconds since 1970 as a date and time in UTC.
+/// Writes seconds since 1970 as a date and time in UTC.
 pub(crate) fn date(seconds: u64) -> String {
     format!("{} UTC", Utc::from_seconds(seconds))
 }
 
-/// A column of times in us, all with as many decimals as the greatest allows; `-` for none.
+/// Writes a column of times in us, all with the decimals that suit the greatest; None is `-`.
 pub(crate) fn micros(column: &[Option<f64>]) -> Vec<String> {
     scaled(column, 1e3)
 }
 
-/// The same in s; what is short keeps six decimals, as the wiki's tables have.
+/// Writes a time in s with six decimals, as in the wiki's tables.
 pub(crate) fn seconds(ns: f64) -> String {
     format!("{:.6}", ns / 1e9)
 }
@@ -83,7 +83,7 @@ fn scaled(column: &[Option<f64>], unit: f64) -> Vec<String> {
     column.iter().map(cell).collect()
 }
 
-/// `-0.0` is a rounding of nothing.
+/// Removes the sign of a value that is rounded to zero.
 fn unsigned_zero(text: String) -> String {
     match text.strip_prefix('-') {
         Some(rest) if rest.bytes().all(|b| b == b'0' || b == b'.') => rest.to_owned(),
@@ -91,7 +91,7 @@ fn unsigned_zero(text: String) -> String {
     }
 }
 
-/// A table of text: some columns to the left, the others to the right.
+/// A table of text; the first columns are aligned to the left, the others to the right.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     left: usize,
@@ -100,7 +100,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// With these headings; the first `left` columns are words.
+    /// Creates a table with these headings; the first `left` columns contain words.
     pub(crate) fn new(left: usize, header: &[&str]) -> Table {
         Table {
             left,
@@ -113,14 +113,14 @@ impl Table {
         self.header.push(heading.into());
     }
 
-    /// A row; cells that are missing at its end stay empty.
+    /// Adds a row; missing cells at its end are empty.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let mut row: Vec<String> = cells.into_iter().collect();
         row.resize(self.header.len(), String::new());
         self.rows.push(row);
     }
 
-    /// Adds rows column by column.
+    /// Adds rows, given as columns.
     pub(crate) fn columns(&mut self, columns: &[Vec<String>]) {
         let rows = columns.first().map_or(0, Vec::len);
         for i in 0..rows {
@@ -132,8 +132,8 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// The lines, the headings first. No line is wider than [`WIDTH`] minus `indent`: the widest
-    /// column of words gives way.
+    /// Returns the lines, headings first. No line is wider than [`WIDTH`]: if needed, the widest
+    /// column of words is shortened.
     pub(crate) fn lines(&self, indent: usize) -> Vec<String> {
         let mut widths: Vec<usize> = self.header.iter().map(|text| wide(text)).collect();
         for row in &self.rows {
@@ -191,7 +191,7 @@ fn shortened(text: &str, width: usize) -> String {
     format!("{kept}..")
 }
 
-/// Breaks text at spaces into lines of at most `width` characters; a longer word stays whole.
+/// Breaks text at spaces into lines of at most `width` characters; longer words stay whole.
 pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn dates_are_the_calendars() {
-        // As `date -u -d @N` has them.
+        // Expected values are from `date -u -d @N`.
         let cases = [
             (0, "1970-01-01 00:00:00 UTC"),
             (951_782_399, "2000-02-28 23:59:59 UTC"),

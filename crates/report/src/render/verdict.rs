@@ -1,15 +1,15 @@
-//! The first thing that a report says: which layer to look at, or that none stands out.
+//! The verdict at the top of a report: the layer to look at, or that none stands out.
 
 use crate::analysis::{Analysis, Exact, Group, Layer, LayerRow};
 use crate::render::text::percent;
 
-/// Of fewer requests, chance would be suspected.
+/// Minimum number of requests for a verdict; with fewer, the result could be chance.
 const FEW: u64 = 100;
-/// A layer stands out that takes this share of the time, and this many times as much as the next.
+/// Least share of the time, and least ratio to the next layer, for a layer to stand out.
 const LEAST_SHARE: f64 = 1.0 / 3.0;
 const LEAST_LEAD: f64 = 1.5;
 
-/// A piece of a sentence: each renderer has its way to show a layer.
+/// A piece of a sentence; each renderer has its own form for a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece {
     Text(String),
@@ -25,10 +25,10 @@ enum Verdict {
     /// The guest's requests take no longer than the host's own.
     NothingAdded,
     Judged {
-        /// Of what the guest adds to the host alone, or of the mean.
+        /// The greatest part of the time that the guest adds to the host's, or of the mean.
         most: Part,
         over_host: bool,
-        /// Of the slowest requests, if there are enough and none was lost.
+        /// The greatest part of the slowest requests, if there are enough and no event was lost.
         tail: Option<Part>,
     },
 }
@@ -42,7 +42,7 @@ struct Part {
     stands_out: bool,
 }
 
-/// A sentence or two; None where no request could be followed.
+/// Returns the verdict in a sentence or two; None if no request was followed.
 pub(crate) fn sentence(run: &Analysis, duration: Duration) -> Option<Vec<Piece>> {
     let exact = run.exact.as_ref().filter(|exact| exact.total.count > 0)?;
     let text = |text: String| vec![Piece::Text(text)];
@@ -62,7 +62,7 @@ pub(crate) fn sentence(run: &Analysis, duration: Duration) -> Option<Vec<Piece>>
             let is_sum = over_host && is_a_sum(&exact.layers, most.layer);
             let mut pieces = about(most, exact.is_gap(most.layer), over_host, duration);
             if is_sum {
-                // The layer itself took less than is said here.
+                // The layer itself took less than the sum given here.
                 pieces.insert(1, Piece::Text("the host's I/O, most of it ".into()));
             }
             let before = (!is_sum).then_some(most.layer);
@@ -96,7 +96,7 @@ fn about(most: Part, is_gap: bool, over_host: bool, duration: Duration) -> Vec<P
     ]
 }
 
-/// Of the network both ways are one part, see [`parts`].
+/// Returns the name of a part. Both directions of the network are one part, see [`parts`].
 fn named(layer: Layer) -> Piece {
     match layer.describe().1 {
         Group::Network => Piece::Text("the network, there and back".into()),
@@ -104,7 +104,7 @@ fn named(layer: Layer) -> Piece {
     }
 }
 
-/// `before`: the one that was spoken of.
+/// Describes the part in the slowest requests; `before` is the layer already mentioned.
 fn about_tail(before: Option<Layer>, tail: Part) -> Vec<Piece> {
     let share = percent(tail.share);
     if !tail.stands_out {
@@ -135,7 +135,7 @@ fn judge(run: &Analysis, exact: &Exact) -> Option<Verdict> {
             if sum(&parts) <= 0.0 {
                 return Some(Verdict::NothingAdded);
             }
-            // What tracing costs a request is somewhere in what its layers seem to add.
+            // The cost of tracing a request is contained in what its layers seem to add.
             let costs = run.overhead.iter().map(|cost| cost.difference_ns);
             greatest(&parts, costs.fold(error, f64::max))?
         }
@@ -156,8 +156,8 @@ fn judge(run: &Analysis, exact: &Exact) -> Option<Verdict> {
     })
 }
 
-/// Each layer's part. The way to another host and the way back are one: what both take together
-/// does not depend on how the two clocks were related.
+/// Returns each layer's part. Both directions of the network are one part: their sum does not
+/// depend on how the two clocks were related.
 fn parts(rows: &[LayerRow], of: fn(&LayerRow) -> f64) -> Vec<(Layer, f64)> {
     let is_network = |row: &&LayerRow| row.group == Group::Network;
     let others = rows.iter().filter(|row| !is_network(row));
@@ -172,7 +172,7 @@ fn sum(parts: &[(Layer, f64)]) -> f64 {
     parts.iter().map(|(_, ns)| ns).sum()
 }
 
-/// The greatest part of those above zero; one within `doubt` (ns) does not stand out.
+/// Returns the greatest of the positive parts; a part of at most `doubt` ns does not stand out.
 fn greatest(parts: &[(Layer, f64)], doubt: f64) -> Option<Part> {
     let mut parts: Vec<_> = parts.iter().filter(|(_, ns)| *ns > 0.0).copied().collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -188,7 +188,7 @@ fn greatest(parts: &[(Layer, f64)], doubt: f64) -> Option<Part> {
     })
 }
 
-/// Whether a layer stands for all of the host's I/O, see [`added`].
+/// Returns whether a layer stands for all of the host's I/O, see [`added`].
 fn is_a_sum(rows: &[LayerRow], layer: Layer) -> bool {
     let group = rows
         .iter()
@@ -198,9 +198,9 @@ fn is_a_sum(rows: &[LayerRow], layer: Layer) -> bool {
     rows.iter().filter(|row| Some(row.group) == group).count() > 1
 }
 
-/// What each layer adds to a request of the host's own, which is I/O and nothing else: the layers
-/// of the host's I/O are one part, named after the greatest of them. None where the run does not
-/// tell that I/O from the rest.
+/// Returns what each layer adds to a request on the host alone, which consists of I/O only. The
+/// layers of the host's I/O are one part, named after the greatest of them. Returns None if the run
+/// does not separate that I/O from the rest.
 fn added(rows: &[LayerRow], host: f64) -> Option<Vec<(Layer, f64)>> {
     let is_guest = |row: &LayerRow| row.group == Group::Guest;
     let has = |group| rows.iter().any(|row| row.group == group);
@@ -218,7 +218,7 @@ fn added(rows: &[LayerRow], host: f64) -> Option<Vec<(Layer, f64)>> {
     Some(others.chain([(greatest.layer, io - host)]).collect())
 }
 
-/// What the host alone takes for the call that the traced guest's benchmark made.
+/// Returns the time of the host alone for the call that the traced guest's benchmark made.
 fn host_alone(run: &Analysis) -> Option<f64> {
     let traced = run
         .rounds
@@ -233,7 +233,7 @@ fn host_alone(run: &Analysis) -> Option<f64> {
     host.map(|(_, ns)| ns)
 }
 
-/// The calls of the benchmark in rounds without collectors, and the mean of each by its operations.
+/// Returns the benchmark's calls in rounds without collectors, each with its mean over operations.
 pub(crate) fn untraced(run: &Analysis, on_host: bool) -> Vec<(&str, f64)> {
     let figures = || {
         let rounds = run.rounds.iter();

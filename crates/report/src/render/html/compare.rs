@@ -1,4 +1,4 @@
-//! Several runs side by side: the first is the base, the others have their differences to it.
+//! Compares several runs: the first is the base, the others show their differences to it.
 
 use super::Named;
 use super::data::is_gap;
@@ -37,7 +37,7 @@ pub(super) fn show(html: &mut Html, runs: &[Named]) {
     }
 }
 
-/// What must not be missed when a run's figures are read beside others.
+/// Shows the warnings that matter when a run is compared with others.
 fn doubts(html: &mut Html, run: &Analysis) {
     let mut doubt = |text| html.element("span", &[("class", "caution")], text);
     if run.environment.stretched {
@@ -52,7 +52,7 @@ fn doubts(html: &mut Html, run: &Analysis) {
     }
 }
 
-/// Facts of the environment that are not the same in all runs.
+/// Shows the facts of the environment that differ between the runs.
 fn differences(html: &mut Html, runs: &[Named]) {
     let mut table = Table::new("compare-differences".to_owned(), &[""]);
     for i in 0..runs.len() {
@@ -68,7 +68,7 @@ fn differences(html: &mut Html, runs: &[Named]) {
     }
 }
 
-/// Layers x runs, and the totals; a run without a layer has `-` there.
+/// Returns a table of layers by runs, with totals; a layer that a run lacks is `-`.
 fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Table {
     let present = comparison::present(runs.iter().map(|(_, run)| run));
     let names = present

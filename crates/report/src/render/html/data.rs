@@ -1,5 +1,5 @@
-//! What the page's charts are drawn from: the part of an analysis that pictures show, with names
-//! for people.
+//! The data of the page's charts: the part of an analysis that charts show, with names for the
+//! reader.
 
 use std::collections::HashMap;
 
@@ -17,12 +17,12 @@ use crate::render::verdict::untraced;
 #[derive(Debug, Serialize)]
 pub(super) struct Data<'a> {
     runs: Vec<RunData<'a>>,
-    /// Every layer that any of the runs has, in the order of a request's way.
+    /// All layers that any of the runs has, in the order of a request's path.
     layers: Vec<LayerName>,
     groups: Vec<GroupName>,
 }
 
-/// A layer's names; `key` is that of palette.css. A gap is hatched.
+/// A layer's names; `key` is its name in palette.css. Gaps are hatched.
 #[derive(Debug, Serialize)]
 struct LayerName {
     key: String,
@@ -50,8 +50,8 @@ struct RunData<'a> {
     lines: Lines,
 }
 
-/// Bars of one scale, those that are compared by their shares, and what the slowest requests are
-/// made of beyond an ordinary one.
+/// Bars with a common scale, bars that are compared by shares, and bars that show how the slowest
+/// requests exceed an ordinary one.
 #[derive(Debug, Serialize)]
 struct Bars {
     time: Vec<Bar>,
@@ -65,23 +65,23 @@ struct Bar {
     label: String,
     note: String,
     total: f64,
-    /// How much more it is than the host alone needs.
+    /// By how much the bar exceeds the time of the host alone.
     against: Option<String>,
     segments: Vec<Segment>,
 }
 
 #[derive(Debug, Serialize)]
 struct Segment {
-    /// A layer's key; None: the group's name and colour are the segment's.
+    /// A layer's key. None: the segment has the group's name and colour.
     layer: Option<String>,
     group: Option<String>,
     name: String,
     ns: f64,
-    /// Nothing within it was traced.
+    /// No point within the segment was traced.
     untraced: bool,
 }
 
-/// A distribution's curve; the total has no layer.
+/// A distribution's curve; the curve of the total has no layer.
 #[derive(Debug, Serialize)]
 struct Curve<'a> {
     layer: Option<String>,
@@ -107,17 +107,17 @@ struct Request {
 
 #[derive(Debug, Serialize)]
 struct Lines {
-    /// What a thread can be doing; spans refer to these by their index.
+    /// The activities of threads; spans refer to them by index.
     what: Vec<String>,
     threads: Vec<LineData>,
-    /// (start, length) of the request that they show.
+    /// (start, duration) of the request that the lines show, in ns.
     request: Option<(i64, i64)>,
 }
 
 #[derive(Debug, Serialize)]
 struct LineData {
     name: String,
-    /// (start, length, what)
+    /// (start, length, index of the activity)
     spans: Vec<(i64, i64, usize)>,
 }
 
@@ -141,7 +141,7 @@ pub(super) fn of<'a>(runs: &'a [Named]) -> Data<'a> {
     }
 }
 
-/// In the order of legends.
+/// All groups, in the order of legends.
 const GROUPS: &[Group] = &[
     Group::Guest,
     Group::Switching,
@@ -155,7 +155,7 @@ const GROUPS: &[Group] = &[
     Group::Unattributed,
 ];
 
-/// Whether a layer is one in any of the runs.
+/// Returns whether a layer is a gap in any of the runs.
 pub(super) fn is_gap(runs: &[Named], layer: Layer) -> bool {
     let mut exact = runs.iter().filter_map(|(_, run)| run.exact.as_ref());
     exact.any(|exact| exact.is_gap(layer))
@@ -194,9 +194,9 @@ fn run_data((number, (name, run)): (usize, &Named)) -> RunData<'_> {
     }
 }
 
-/// The wiki's two diagrams in one: the guest's time in layers, in both ways of telling them, and
-/// what the host alone needs for the same. The slowest requests take so much longer that they are
-/// compared by shares.
+/// Returns the bars of a run: the wiki's two diagrams in one. They show the guest's time in layers,
+/// from both kinds of arithmetic, and the time of the host alone for the same call. The slowest
+/// requests take so much longer that their bars are compared by shares.
 fn bars(run: &Analysis) -> Bars {
     let exact = run.exact.as_ref().filter(|exact| exact.total.count > 0);
     let mean = |exact: &Exact| {
@@ -234,7 +234,7 @@ fn bars(run: &Analysis) -> Bars {
     }
 }
 
-/// In one scale: a request around the median, one of the slowest, and the difference.
+/// Returns bars with a common scale: a median request, one of the slowest, and the difference.
 fn excess(exact: &Exact) -> Vec<Bar> {
     let told = |row: &LayerRow| row.tail_mean.is_some() && row.middle_mean.is_some();
     if !exact.layers.iter().any(told) {
@@ -249,12 +249,12 @@ fn excess(exact: &Exact) -> Vec<Bar> {
     ]
 }
 
-/// How much longer a layer takes in the slowest requests than in an ordinary one.
+/// Returns how much longer a layer takes in the slowest requests than in an ordinary one.
 pub(super) fn above_median(row: &LayerRow) -> Option<f64> {
     Some(row.tail_mean? - row.middle_mean?)
 }
 
-/// `+33% over the host`, or `7.4 times the host's`.
+/// Compares the guest with the host: `+33% over the host`, or `7.4 times the host's`.
 fn against(guest: f64, host: f64) -> String {
     let ratio = guest / host.max(1.0);
     if ratio < 2.0 {
@@ -300,8 +300,8 @@ fn wiki_bar(wiki: &Wiki) -> Option<Bar> {
     (!segments.is_empty()).then(|| bar("The wiki's way", note, segments))
 }
 
-/// The group of a row of the wiki's table. Rows that could not be told from each other are one,
-/// `A + B`: they have the colour of the first.
+/// Returns the group of a row of the wiki's table. Rows that could not be separated form one row,
+/// `A + B`, which has the group of the first.
 pub(super) fn wiki_group(name: &str) -> Group {
     match name.split(" + ").next().unwrap_or(name) {
         "Guest" => Group::Guest,
@@ -312,7 +312,7 @@ pub(super) fn wiki_group(name: &str) -> Group {
     }
 }
 
-/// Untraced rounds, of each call that the benchmark used.
+/// Returns bars of the untraced rounds, one for each call that the benchmark used.
 fn plain<'a>(run: &'a Analysis, on_host: bool, label: &str, note: &str) -> Vec<(&'a str, Bar)> {
     let one = |(call, ns)| {
         let segment = Segment {
@@ -328,7 +328,7 @@ fn plain<'a>(run: &'a Analysis, on_host: bool, label: &str, note: &str) -> Vec<(
     untraced(run, on_host).into_iter().map(one).collect()
 }
 
-/// Those of the total and of every layer in which time was spent.
+/// Returns the curves of the total and of each layer that took time.
 fn curves(exact: &Exact) -> Vec<Curve<'_>> {
     let total = Curve {
         layer: None,

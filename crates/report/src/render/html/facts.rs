@@ -1,4 +1,4 @@
-//! What was measured, on what, and how far it can be trusted.
+//! The facts of a run: reliability, rounds and setup.
 
 use super::layers::Place;
 use super::markup::{Cell, Html, Table, numbers, rows};
@@ -7,7 +7,7 @@ use crate::analysis::{Analysis, Exact, Overhead, RoundRow, Truth};
 use crate::render::facts;
 use crate::render::text::micros;
 
-/// Shares of requests up to which a join is called good: what is asked of one at depth 1.
+/// Largest share of faulty requests in a good join, from the goal for a join at depth 1.
 const GOOD: f64 = 0.001;
 
 pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
@@ -20,7 +20,7 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     environment(html, place, run);
 }
 
-/// What can be wrong with a join, what was found, and whether that is good.
+/// Returns the table of checks of the join: what was found, and whether it is good.
 fn truth(place: Place, exact: &Exact) -> Table {
     let truth = &exact.truth;
     let mut table = Table::new(place.id("truth-table"), &["", "Check", "Found"]);

@@ -1,5 +1,5 @@
-//! The top of a run: the layer to look at, where the time goes in a sentence, what not to trust,
-//! and the figures that people look for first.
+//! The top of a run: the suspected layer, where the time goes in a sentence, warnings, and the most
+//! important figures.
 
 use super::markup::Html;
 use super::words::{duration, group_colour, grouped, layer_colour, layer_key, plural};
@@ -8,7 +8,7 @@ use crate::render::text::percent;
 use crate::render::verdict::{self, Piece};
 use crate::render::{facts, names};
 
-/// Problems that are shown at once; more of them fold.
+/// Maximum number of problems in an open list; longer lists are folded.
 const PROBLEMS_SHOWN: usize = 4;
 
 pub(super) fn show(html: &mut Html, run: &Analysis) {
@@ -43,7 +43,7 @@ fn verdict(html: &mut Html, run: &Analysis) {
     html.raw("</p>\n");
 }
 
-/// The groups with their mean and share, most first.
+/// Returns the sum of `of` for each group, in the order of the groups' first layers.
 pub(super) fn groups(exact: &Exact, of: fn(&LayerRow) -> f64) -> Vec<(Group, f64)> {
     let mut sums: Vec<(Group, f64)> = Vec::new();
     for row in &exact.layers {
@@ -85,7 +85,7 @@ fn sentence(html: &mut Html, exact: &Exact) {
     html.raw(".</p>\n");
 }
 
-/// Whether the guest was watched, or the host alone.
+/// Returns whether the guest was watched, and not the host alone.
 pub(super) fn saw_guest(exact: &Exact) -> bool {
     exact.layers.iter().any(|row| row.group == Group::Guest)
 }
@@ -225,7 +225,7 @@ fn tile(html: &mut Html, name: &str, value: &str, note: &str) {
     html.raw("</dd></div>\n");
 }
 
-/// A group in tables.
+/// Returns a group's name in tables.
 pub(super) fn group_name(group: Group) -> &'static str {
     names::group(group)
 }

@@ -13,7 +13,7 @@ const HEADINGS: &[&str] = &[
     "Layer", "N", "mean", "p50", "p90", "p99", "p99.9", "max", "share",
 ];
 
-/// A run's place in the page: the prefix of its ids, and its number among the charts' data.
+/// A run's place in the page: the prefix of its ids, and its index in the charts' data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) prefix: &'a str,
@@ -48,8 +48,8 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     }
 }
 
-/// What makes the slowest requests slow: each layer in an ordinary request, in one of the slowest,
-/// and the difference, the greatest first.
+/// Shows why the slowest requests are slow: each layer's time in an ordinary request, in one of the
+/// slowest, and the difference, greatest difference first.
 fn tail(html: &mut Html, place: Place, exact: &Exact) {
     let all = exact.layers.iter();
     let mut above: Vec<(&LayerRow, f64)> = all
@@ -118,7 +118,7 @@ fn curves(html: &mut Html, place: Place, exact: &Exact) {
     }
 }
 
-/// The layers in the order of a request's way, then the total.
+/// Returns the table of layers in the order of a request's path, then the total.
 fn layers(place: Place, exact: &Exact) -> Table {
     let tail = exact.layers.iter().any(|row| row.tail_mean.is_some());
     let mut table = Table::new(place.id("layers-table"), HEADINGS);
@@ -139,7 +139,7 @@ fn layers(place: Place, exact: &Exact) -> Table {
     table
 }
 
-/// N, mean, p50, p90, p99, p99.9 and max in us.
+/// Returns the columns N, mean, p50, p90, p99, p99.9 and max; times are in us.
 fn distribution(times: &[&Distribution]) -> Vec<Vec<Cell>> {
     let column = |of: fn(&Distribution) -> Option<f64>| {
         numbers(micros(
@@ -172,7 +172,7 @@ fn tail_columns(exact: &Exact) -> [Vec<Cell>; 2] {
     ]
 }
 
-/// Means add up, so the wiki's groups are sums.
+/// Returns the table of groups; the group's mean is the sum of its layers' means.
 fn by_group(place: Place, exact: &Exact) -> Table {
     let mut table = Table::new(place.id("groups-table"), &["Group", "mean", "share"]);
     let means = groups(exact, |row| row.time.mean);

@@ -1,5 +1,5 @@
-//! HTML under way. Markup is text of this program (`&'static str`); whatever comes from a run can
-//! only get in escaped, so that no disk's or thread's name becomes part of the page's structure.
+//! Builds HTML. Markup is text of this program (`&'static str`). Text from a run is always escaped,
+//! so the name of a disk or thread cannot change the structure of the page.
 
 use super::words::{layer_colour, layer_key};
 use crate::analysis::Layer;
@@ -9,11 +9,11 @@ use crate::render::text::{clean, percent};
 #[derive(Debug, Default)]
 pub(crate) struct Html {
     out: String,
-    /// (id, text) of its headings, for the navigation.
+    /// (id, text) of the headings in the navigation.
     headings: Vec<(String, String)>,
 }
 
-/// An attribute: its value is escaped.
+/// An attribute's name and its value, which is escaped.
 pub(crate) type Attribute<'a> = (&'static str, &'a str);
 
 impl Html {
@@ -57,21 +57,21 @@ impl Html {
         self.out.push('>');
     }
 
-    /// An element that holds nothing but text.
+    /// Adds an element that contains only text.
     pub(crate) fn element(&mut self, name: &'static str, attributes: &[Attribute], text: &str) {
         self.open(name, attributes);
         self.text(text);
         self.close(name);
     }
 
-    /// The colour of a layer or a group, as a small square; `variable` is a name in palette.css.
+    /// Adds a small square in the colour of a layer or group; `variable` is a name in palette.css.
     pub(crate) fn swatch(&mut self, variable: &str) {
         let style = format!("--c:var({variable})");
         self.element("i", &[("class", "swatch"), ("style", &style)], "");
     }
 
-    /// Where a script draws: `kind` is a chart's name in page/main.js. Without scripts it stays
-    /// empty, and the tables say the same in numbers.
+    /// Adds an empty element in which a script draws; `kind` is a chart's name in page/main.js.
+    /// Without scripts the element stays empty, and tables show the same figures.
     pub(crate) fn chart(&mut self, kind: &'static str, run: usize) {
         let run = run.to_string();
         let attributes = [("class", "chart"), ("data-chart", kind), ("data-run", &run)];
@@ -79,8 +79,8 @@ impl Html {
         self.raw("\n");
     }
 
-    /// A heading with a place to link to: its id, and what the navigation calls it. With a prefix
-    /// it is one of several runs', and not in the navigation.
+    /// Adds a heading with an id for links; `short` is its text in the navigation. With a prefix,
+    /// the heading belongs to one of several runs and is not in the navigation.
     pub(crate) fn heading(&mut self, prefix: &str, (id, short): (&str, &str), text: &str) {
         let id = format!("{prefix}{id}");
         self.element("h2", &[("id", &id)], text);
@@ -90,7 +90,7 @@ impl Html {
         }
     }
 
-    /// The heading of one of several runs.
+    /// Adds the heading of one of several runs.
     pub(crate) fn run_heading(&mut self, id: &str, letter: &str, name: &str) {
         self.element("h1", &[("id", id)], &format!("{letter}: {name}"));
         self.raw("\n");
@@ -101,14 +101,14 @@ impl Html {
         &self.headings
     }
 
-    /// Puts a piece behind this one.
+    /// Appends a piece.
     pub(crate) fn append(&mut self, piece: Html) {
         self.out.push_str(&piece.out);
         self.headings.extend(piece.headings);
     }
 
-    /// A document within the page, as wide as it: its names, styles and scripts are its own. It was
-    /// made by this program, and what is text in it is escaped there.
+    /// Adds a document in a frame of the page's width, with its own names, styles and scripts. The
+    /// document must come from this program and must already escape its text.
     pub(crate) fn document(&mut self, title: &str, height: u32, document: &str) {
         let height = height.to_string();
         self.open("iframe", &[("title", title), ("height", &height)]);
@@ -129,30 +129,31 @@ impl Html {
 #[derive(Clone, Debug)]
 pub(crate) enum Cell {
     Text(String),
-    /// In one line, whatever hyphens it has.
+    /// Text that stays on one line, even if it has hyphens.
     Name(String),
-    /// To the right, figures below each other.
+    /// A number, aligned to the right.
     Number(String),
-    /// A number and smaller lines below it, each with a class for its looks.
+    /// A number and smaller lines below it, each with a CSS class.
     Figure(String, Vec<(&'static str, String)>),
-    /// Words with a colour of palette.css before them.
+    /// Text after a square in a colour of palette.css.
     Coloured(String, String),
-    /// A layer's name and colour, hatched where it is a gap; its row is lit with the layer.
+    /// A layer's name and colour, hatched if it is a gap. Charts highlight the row with the layer.
     Layer(Layer, bool),
-    /// A share of 1, with a bar in the row's colour; the greatest of a column has the longest.
+    /// A share of 1, with a bar in the row's colour; the column's greatest share has the longest
+    /// bar.
     Share(f64),
-    /// Names of events, calls, files.
+    /// Names of events, calls or files.
     Code(String),
 }
 
-/// A row, and a class for its looks (`""` for most).
+/// A row and its CSS class (`""` for most).
 #[derive(Debug)]
 struct Row {
     class: &'static str,
     cells: Vec<Cell>,
 }
 
-/// A table: headings and rows. Columns of numbers are those whose first row has numbers.
+/// A table of headings and rows. A column is numeric if its first cell is.
 #[derive(Debug)]
 pub(crate) struct Table {
     id: String,
@@ -161,7 +162,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// `id` names it within the page, for tests and links.
+    /// Creates a table; `id` is its id in the page, for tests and links.
     pub(crate) fn new(id: String, headings: &[&str]) -> Table {
         Table {
             id,
@@ -182,7 +183,7 @@ impl Table {
         self.rows.push(Row { class, cells });
     }
 
-    /// Adds rows of which the last is the total.
+    /// Adds rows, the last of which is the total.
     pub(crate) fn totalled(&mut self, rows: Vec<Vec<Cell>>) {
         let last = rows.len().saturating_sub(1);
         for (i, cells) in rows.into_iter().enumerate() {
@@ -258,7 +259,7 @@ impl Row {
 }
 
 impl Cell {
-    /// Its variable in palette.css.
+    /// Returns the cell's colour: a variable in palette.css.
     fn colour(&self) -> Option<String> {
         match self {
             Cell::Coloured(variable, _) => Some(variable.clone()),
@@ -300,7 +301,7 @@ impl Cell {
     }
 }
 
-/// Numbers as cells.
+/// Returns texts as numeric cells.
 pub(crate) fn numbers(column: Vec<String>) -> Vec<Cell> {
     column.into_iter().map(Cell::Number).collect()
 }
@@ -313,10 +314,10 @@ pub(crate) fn rows(columns: Vec<Vec<Cell>>) -> Vec<Vec<Cell>> {
     (0..height).map(row).collect()
 }
 
-/// JSON that can stand in a `<script>` element: its text can neither end the element nor begin a
+/// Returns JSON that is safe in a `<script>` element: it can neither end the element nor start a
 /// comment.
 pub(crate) fn json_in_script<T: serde::Serialize>(value: &T) -> String {
-    // What is shown has string keys only: nothing in it can fail.
+    // The value has only string keys, so serialization cannot fail.
     let text = serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned());
     text.replace('<', "\\u003c").replace('>', "\\u003e")
 }

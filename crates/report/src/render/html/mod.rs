@@ -1,8 +1,8 @@
-//! The report as a page: one HTML file that needs no network, for reading and for sending on.
+//! The report as a page: one HTML file that needs no network and can be sent to others.
 //!
-//! Tables, warnings and sentences are HTML made here, so they are there without scripts, too.
-//! Charts are drawn by `page/*.js` from the data that the page carries, with the library in
-//! `vendor/`. The page's own policy forbids it to load or send anything.
+//! This module renders tables, warnings and sentences as HTML, so they need no scripts.
+//! `page/*.js` draws the charts from the data in the page, with the library in `vendor/`. The
+//! page's Content-Security-Policy forbids it to load or send anything.
 
 mod compare;
 mod data;
@@ -23,7 +23,7 @@ use crate::analysis::Analysis;
 use crate::render::comparison::letter;
 use crate::render::text::date;
 
-/// A run, and what people call it (its directory).
+/// A run, with the user's name for it (its directory).
 type Named = (String, Analysis);
 
 const STYLES: &[&str] = &[
@@ -34,7 +34,7 @@ const STYLES: &[&str] = &[
 ];
 const LIBRARY: &str = include_str!("vendor/uPlot.iife.min.js");
 const LICENCE: &str = include_str!("vendor/uPlot.LICENSE");
-/// In one scope, in this order.
+/// The scripts, which share one scope, in order.
 const SCRIPTS: &[&str] = &[
     include_str!("page/base.js"),
     include_str!("page/layers.js"),
@@ -47,15 +47,15 @@ const SCRIPTS: &[&str] = &[
     include_str!("page/main.js"),
 ];
 
-/// The page of one run, or of several: a comparison, then each of them.
+/// Renders the page of one run, or of several: a comparison, then each of the runs.
 ///
-/// The same runs give the same bytes. Text of a run (names, titles, problems) is shown as text
-/// whatever it holds.
+/// The same runs give the same bytes. Text of a run (names, titles, problems) is escaped, whatever
+/// it contains.
 pub fn render(runs: &[(String, Analysis)]) -> String {
     render_and(runs, |_| ())
 }
 
-/// The page with what another part of the report has to say below it.
+/// Renders the page, with content from another part of the report below it.
 pub(crate) fn render_and(runs: &[(String, Analysis)], more: impl FnOnce(&mut Html)) -> String {
     let mut body = Html::default();
     match runs {
@@ -78,7 +78,7 @@ pub(crate) fn render_and(runs: &[(String, Analysis)], more: impl FnOnce(&mut Htm
     page
 }
 
-/// A page up to the place of its body, with its head and navigation.
+/// Starts a page: everything before its body, with head and navigation.
 pub(crate) fn start(title: &str, body: &Html, styles: &[&'static str]) -> Html {
     let mut html = Html::default();
     head(&mut html, title, styles);
@@ -148,7 +148,7 @@ fn many(html: &mut Html, runs: &[Named]) {
     }
 }
 
-/// The data, the library with its licence, and what draws.
+/// Adds the data, the library with its licence, and the scripts that draw.
 fn scripts(page: &mut String, runs: &[Named]) {
     let data = json_in_script(&data::of(runs));
     page.push_str("<script type=\"application/json\" id=\"data\">");

@@ -1,5 +1,5 @@
-//! The palette's promises: every layer has a colour of its own, in both themes, and layers that
-//! stand next to each other are told apart by colour-blind readers, too.
+//! Tests of the palette: every layer has its own colour in both themes, and colour-blind readers
+//! can also distinguish layers that appear next to each other.
 
 use super::words::{group_colour, layer_colour};
 use crate::analysis::{Layer, Point};
@@ -7,7 +7,7 @@ use crate::analysis::{Layer, Point};
 type Colour = [f64; 3];
 
 const PALETTE: &str = include_str!("page/palette.css");
-/// What charts are drawn on (`--surface`): light, dark.
+/// The background of charts (`--surface`): light, dark.
 const SURFACES: [&str; 2] = ["#ffffff", "#161b21"];
 
 /// How protan, deutan and tritan readers see linear RGB (Machado and others, 2009, severity 1).
@@ -29,14 +29,14 @@ const BLINDNESS: [[Colour; 3]; 3] = [
     ],
 ];
 
-/// The same colours for everybody else.
+/// The identity, for readers with normal colour vision.
 const SIGHT: [Colour; 3] = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]];
 
 fn product(matrix: &[Colour; 3], of: Colour) -> Colour {
     matrix.map(|row| row.iter().zip(of).map(|(a, b)| a * b).sum())
 }
 
-/// Linear RGB of `#rrggbb`.
+/// Converts `#rrggbb` to linear RGB.
 fn linear(hex: &str) -> Colour {
     [1, 3, 5].map(|at| {
         let part = u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
@@ -47,7 +47,7 @@ fn linear(hex: &str) -> Colour {
     })
 }
 
-/// OKLab, in which distances are about as great as they look; black to white is 1.
+/// Converts linear RGB to OKLab, whose distances match perception; black to white is 1.
 fn lab(linear: Colour) -> Colour {
     const CONES: [Colour; 3] = [
         [0.4122214708, 0.5363325363, 0.0514459929],
@@ -69,13 +69,13 @@ fn distance(sight: &[Colour; 3], a: Colour, b: Colour) -> f64 {
     squares.sum::<f64>().sqrt()
 }
 
-/// The contrast of two colours, as WCAG has it.
+/// Returns the contrast of two colours, as defined by WCAG.
 fn contrast(a: Colour, b: Colour) -> f64 {
     let light = |c: Colour| 0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2] + 0.05;
     light(a).max(light(b)) / light(a).min(light(b))
 }
 
-/// What a variable is in the light theme and in the dark one.
+/// Returns the colour of a variable in the light theme and in the dark one.
 fn themes(variable: &str) -> [Colour; 2] {
     let variable = format!("{variable}: ");
     let found = PALETTE.split(&variable).skip(1);
@@ -85,11 +85,11 @@ fn themes(variable: &str) -> [Colour; 2] {
         .unwrap_or_else(|_| panic!("{variable} once in each theme"))
 }
 
-/// Whether one can follow the other on a request's way, or in a list.
+/// Returns whether one layer can follow the other on a request's path, or in a list.
 fn are_neighbours(a: Layer, b: Layer) -> bool {
     let joins = |a: Layer, b: Layer| match (a.span(), b.span()) {
         (Some((_, to)), Some((from, _))) => {
-            // Of a vCPU that was in the guest, its way begins at the interrupt.
+            // If the vCPU was in the guest, the layer starts at the interrupt.
             let at_once = b == Layer::InterruptEntry && to == Point::Interrupt;
             to == from || at_once
         }

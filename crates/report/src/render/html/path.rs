@@ -1,5 +1,5 @@
-//! The path of a request as a picture: down from the guest's application to the device on the left,
-//! back up on the right, each layer at the station where its time is spent.
+//! A request's path as a picture. The path leads down from the guest's application to the device on
+//! the left, and back up on the right. Each layer is at the station where its time is spent.
 
 use std::ops::RangeInclusive;
 
@@ -9,7 +9,7 @@ use super::words::{duration, layer_colour, layer_key};
 use crate::analysis::{Analysis, Exact, Layer, LayerRow};
 use crate::render::text::percent;
 
-/// A station, who it belongs to, and the collector that watches it.
+/// A station: its owner, its name, and the collectors that watch it.
 struct Station {
     whose: &'static str,
     name: &'static str,
@@ -48,7 +48,7 @@ const STATIONS: [Station; 7] = [
     station("host", "device", &["block"]),
 ];
 
-/// In place of the last two, where requests go on to another host.
+/// The last two stations of a run whose requests are sent to another host.
 const REMOTE: [Station; 2] = [
     station("between hosts", "network", &["remote"]),
     station("remote host", "server and its I/O", &["remote"]),
@@ -58,7 +58,7 @@ const REMOTE: [Station; 2] = [
 enum Side {
     Down,
     Up,
-    /// Where the way turns around.
+    /// At the device, where the path turns around.
     Both,
 }
 
@@ -72,7 +72,7 @@ impl Side {
     }
 }
 
-/// The stations that a layer's time is spent at. None for what no layer explains.
+/// Returns the stations where a layer's time is spent. Returns None for unattributed time.
 fn place(layer: Layer) -> Option<(RangeInclusive<usize>, Side)> {
     Some(match layer {
         Layer::GuestSubmit => (BLOCK..=BLOCK, Side::Down),
@@ -80,7 +80,7 @@ fn place(layer: Layer) -> Option<(RangeInclusive<usize>, Side)> {
         Layer::KickExit | Layer::KickKvm | Layer::KickPath => (KVM..=KVM, Side::Down),
         Layer::ServerWake | Layer::ServerPop => (QUEUE..=QUEUE, Side::Down),
         Layer::ServerQueue | Layer::ServerMap => (WORKER..=WORKER, Side::Down),
-        // In a run with a remote server the last two stations are the network and that server.
+        // In a run with a remote server, the last two stations are the network and that server.
         Layer::NetworkOut => (HOST..=HOST, Side::Down),
         Layer::RemotePop
         | Layer::RemoteQueue
@@ -109,7 +109,7 @@ fn place(layer: Layer) -> Option<(RangeInclusive<usize>, Side)> {
     })
 }
 
-/// A field of the picture: stations on a side, and the layers there, in the order of the way.
+/// A field of the picture: stations on a side, and their layers in the order of the path.
 #[derive(Clone, Debug, PartialEq)]
 struct Field {
     stations: RangeInclusive<usize>,
@@ -124,8 +124,8 @@ impl Field {
     }
 }
 
-/// Where the layers of a run are. One that spans stations has them to itself, if no other layer is
-/// there; else it is at the first of them that is free, or with the layers of the first.
+/// Returns the fields of a run's layers. A layer that spans several stations gets all of them if
+/// they are free. Otherwise it gets the first free one, or joins the layers of its first station.
 fn fields(layers: &[Layer]) -> Vec<Field> {
     let placed = layers
         .iter()
@@ -155,7 +155,7 @@ fn fields(layers: &[Layer]) -> Vec<Field> {
     fields
 }
 
-/// The fields that no layer of the run is in.
+/// Returns the fields without a layer.
 fn empty(fields: &[Field]) -> Vec<Field> {
     let all = (0..STATIONS.len()).flat_map(|at| match at {
         DEVICE => vec![(at, Side::Both)],
@@ -217,7 +217,7 @@ pub(super) fn show(html: &mut Html, at: Place, run: &Analysis, exact: &Exact) {
     html.raw("</div>\n");
 }
 
-/// The row of the picture's grid: the first is the application's.
+/// Returns the rows of the picture's grid, whose first row is the application's.
 fn rows(stations: &RangeInclusive<usize>) -> String {
     format!("grid-row:{}/{}", stations.start() + 2, stations.end() + 3)
 }
@@ -229,7 +229,7 @@ fn station_at(run: &Analysis, at: usize) -> &'static Station {
     remote.map_or(&STATIONS[at], |at| &REMOTE[at])
 }
 
-/// The names to the left, on a ground for each owner.
+/// Shows the names of the stations at the left, with a background for each owner.
 fn stations(html: &mut Html, run: &Analysis) {
     let server = match was_watched(run, &["fathom"]) {
         true => "Fathom",
@@ -253,7 +253,7 @@ fn station_label(html: &mut Html, style: &str, (whose, name): (&str, &str)) {
     html.raw("</div>\n");
 }
 
-/// Where the way begins and ends: what it takes as a whole.
+/// Shows the application, where the path begins and ends, with the time of the whole request.
 fn application(html: &mut Html, exact: &Exact, watched: bool) {
     html.raw("<div class=\"field both\" style=\"grid-row:1\">");
     if !watched {
@@ -313,7 +313,7 @@ fn step(html: &mut Html, row: &LayerRow, is_gap: bool, side: Side) {
     html.raw("<i></i></div>");
 }
 
-/// Smaller figures; none of them is broken into lines.
+/// Shows smaller figures; none of them wraps.
 fn details(html: &mut Html, all: &[String]) {
     html.raw("<small>");
     for (i, one) in all.iter().enumerate() {
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn every_layer_is_at_its_station_and_the_way_leads_down_before_it_leads_up() {
         use Group::{HostIo, Network, RemoteIo, RemoteServer};
-        // A request goes on either here or on another host.
+        // A request is carried out either here or on another host.
         for elsewhere in [&[HostIo][..], &[Network, RemoteServer, RemoteIo]] {
             let is_here = |layer: &Layer| !elsewhere.contains(&layer.describe().1);
             leads_down_and_up(Layer::ALL.iter().copied().filter(is_here));
@@ -394,7 +394,7 @@ mod tests {
                 (WORKER..=WORKER, Side::Down, vec![ServerTake]),
             ]
         );
-        // Nothing is free: some requests of a run lack what others have.
+        // No station is free: some requests of the run lack points that others have.
         assert_eq!(
             told(&[ServerFinish, ServerNotify, InterruptEntry, InterruptPath]),
             [
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn fields_never_overlap_and_leave_none_out() {
-        // Every run that lacks one layer, or has all from one on.
+        // All runs that lack one layer, or that have only the layers from one on.
         let all = Layer::ALL;
         let without = (0..all.len()).map(|i| [&all[..i], &all[i + 1..]].concat());
         let from = (0..all.len()).map(|i| all[i..].to_vec());

@@ -32,7 +32,7 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     }
 }
 
-/// Which moment the time lines show.
+/// Describes the part of the round that the time lines show.
 fn shown(picture: &Picture) -> String {
     let (length, round) = (duration(picture.length as f64), &picture.round);
     match (&picture.request, &picture.why_not) {
@@ -67,7 +67,7 @@ fn calls(html: &mut Html, place: Place, threads: &[ThreadCalls]) {
     );
     let busy = threads.iter().filter(|thread| !thread.calls.is_empty());
     for (i, calls) in busy.enumerate() {
-        // The busiest threads come first, and only they are unfolded.
+        // Threads are in the order of their roles; only the first two are unfolded.
         let open = if i < 2 { "<details open>" } else { "<details>" };
         html.raw(open);
         html.element("summary", &[], &facts::thread(&calls.thread));
@@ -112,7 +112,7 @@ fn call(name: String, time: &Distribution, total: i64) -> Vec<Cell> {
     cells
 }
 
-/// One column of times in us; `-` where nothing was counted.
+/// Returns a column of times in us; `-` for a distribution without values.
 fn column(times: &[&Distribution], of: fn(&Distribution) -> Option<f64>) -> Vec<Cell> {
     let values = times
         .iter()

@@ -1,4 +1,4 @@
-//! Names and sentences of HTML reports.
+//! Names and texts of HTML reports.
 
 use fathom_run::Thread;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::analysis::{Group, Layer, Point};
 use crate::render::text;
 
-/// A layer's name in JSON and in the palette.
+/// Returns a layer's name in JSON and in the palette.
 pub(super) fn layer_key(layer: Layer) -> String {
     key(layer)
 }
@@ -15,7 +15,7 @@ pub(super) fn group_key(group: Group) -> String {
     key(group)
 }
 
-/// A layer's variable in palette.css.
+/// Returns a layer's variable in palette.css.
 pub(super) fn layer_colour(layer: Layer) -> String {
     format!("--l-{}", key(layer))
 }
@@ -24,7 +24,7 @@ pub(super) fn group_colour(group: Group) -> String {
     format!("--g-{}", key(group))
 }
 
-/// `host issue`.
+/// Returns a point's name, such as `host issue`.
 pub(super) fn point_name(point: Point) -> String {
     key(point).replace('_', " ")
 }
@@ -36,12 +36,12 @@ fn key<T: Serialize>(value: T) -> String {
     }
 }
 
-/// A time with its unit; the terminal has only ASCII, a page has the micro sign.
+/// Writes a time with its unit. A page has the micro sign, unlike the ASCII terminal.
 pub(super) fn duration(ns: f64) -> String {
     text::duration(ns).replace(" us", " \u{b5}s")
 }
 
-/// Digits in groups of three.
+/// Writes a count with its digits in groups of three.
 pub(super) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut out = String::new();
@@ -54,13 +54,13 @@ pub(super) fn grouped(count: u64) -> String {
     out
 }
 
-/// `1 request`, `4,500 requests`.
+/// Writes a count with its noun: `1 request`, `4,500 requests`.
 pub(super) fn plural(count: u64, one: &str) -> String {
     let s = if count == 1 { "" } else { "s" };
     format!("{} {one}{s}", grouped(count))
 }
 
-/// A thread beside a time line or in a row.
+/// Describes a thread beside a time line or in a row.
 pub(super) fn thread_short(thread: &Thread) -> String {
     format!("{} {}", thread.name, thread.tid)
 }

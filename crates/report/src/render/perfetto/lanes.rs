@@ -1,10 +1,10 @@
-//! Lanes: requests that overlap lie beside each other, on the same lane of each side.
+//! Lanes: requests that overlap are beside each other, each on the same lane of all sides.
 
 use super::requests;
 use super::trace::{Trace, Track};
 use crate::join::way::Way;
 
-/// Whose tracks a layer is on.
+/// The side whose tracks a layer is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Guest,
@@ -22,11 +22,11 @@ const SIDES: [(&str, &str); 5] = [
     ("Remote host: server and I/O", "remote lane"),
 ];
 
-/// One lane's tracks.
+/// The tracks of one lane.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lane {
     pub(super) tracks: [u64; SIDES.len()],
-    /// On each track, when its last slice ended: the next must not begin before.
+    /// The end of the last slice of each track; the next slice must not begin earlier.
     pub(super) ends: [i64; SIDES.len()],
     busy_until: i64,
 }
@@ -49,8 +49,8 @@ impl Lanes {
         }
     }
 
-    /// Adds a request; requests must come in the order of their beginning. `id` is its own number
-    /// in this trace.
+    /// Adds a request; requests must arrive in the order of their start. `id` is the request's
+    /// number in this trace.
     pub(super) fn request(&mut self, trace: &mut Trace, way: &Way, id: u64, round: &str) {
         let (start, total) = way.extent();
         let free = self.lanes.iter().position(|lane| lane.busy_until <= start);

@@ -1,6 +1,6 @@
-//! Protocol buffers' wire format, as much as a trace needs: fields are written, never read.
+//! Writes the wire format of Protocol Buffers, as far as a trace needs it.
 
-/// A message under way.
+/// A message that is being built.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Message(Vec<u8>);
 
@@ -19,7 +19,7 @@ impl Message {
         self
     }
 
-    /// An `int64`: two's complement, not zigzag.
+    /// Adds an `int64`: two's complement, not zigzag.
     pub(super) fn int(&mut self, field: u32, value: i64) -> &mut Message {
         self.uint(field, value as u64)
     }
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn fields_are_as_the_specification_shows_them() {
-        // The examples of the encoding's documentation: field 1 = 150, field 2 = "testing",
+        // The examples in the encoding's documentation: field 1 = 150, field 2 = "testing",
         // field 3 = a message with field 1 = 150.
         let mut inner = Message::new();
         inner.uint(1, 150);

@@ -1,5 +1,5 @@
-//! One request's slices: the whole of it and its guest's layers on the guest's track, the others on
-//! the host's.
+//! The slices of one request. The whole request and the guest's layers are on the guest's track;
+//! the other layers are on the host's tracks.
 
 use super::lanes::{Lane, Side};
 use super::trace::{Flow, Trace, Value};
@@ -8,7 +8,7 @@ use crate::join::way::Way;
 use crate::render::names;
 use crate::render::text::size;
 
-/// Where a layer is drawn.
+/// Returns the side on which a layer is drawn.
 fn side(layer: Layer) -> Side {
     match layer {
         Layer::ServerWake | Layer::ServerNotify => Side::Server,
@@ -22,11 +22,11 @@ fn side(layer: Layer) -> Side {
     }
 }
 
-/// Draws a request; returns when the last of its slices ends.
+/// Draws a request, and returns the end of its last slice.
 ///
-/// Effects that were seen before their causes would make slices of negative length, or such that
-/// do not nest: a slice never begins before the one before it on its track has ended, and one that
-/// would end before it begins is an instant that says by how much.
+/// Effects that were seen before their causes would give slices of negative length, or slices that
+/// do not nest. So a slice never begins before the previous one on its track has ended. A slice
+/// that would end before it begins becomes an instant with its negative length.
 pub(super) fn draw(trace: &mut Trace, lane: &mut Lane, way: &Way, id: u64, round: &str) -> i64 {
     let (start, total) = way.extent();
     let guest = lane.tracks[Side::Guest as usize];
@@ -47,8 +47,8 @@ pub(super) fn draw(trace: &mut Trace, lane: &mut Lane, way: &Way, id: u64, round
     last.max(lane.ends.iter().copied().max().unwrap_or(last))
 }
 
-/// The arrow goes from the slice that ends with the kick through the host's to the one that begins
-/// with the guest's handler.
+/// Returns the part of the arrow for a slice. The arrow leads from the slice that ends with the
+/// kick, through the host's slices, to the slice that begins with the guest's handler.
 fn flow(from: Point, to: Point, id: u64) -> Flow {
     if to < Point::Kick || from > Point::Handler {
         Flow::None

@@ -1,4 +1,4 @@
-//! What a trace is made of: requests, followed as for the tables, and the raw events beside them.
+//! The contents of a trace: followed requests, as in the tables, and the raw events.
 
 use std::collections::BinaryHeap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::join::survey::Survey;
 use crate::join::way::Way;
 use crate::timing;
 
-/// A round of which something can be shown.
+/// A round with something to show.
 pub(super) struct Watched<'a> {
     dir: &'a Path,
     round: &'a Round,
@@ -22,18 +22,18 @@ pub(super) struct Watched<'a> {
     joins: bool,
 }
 
-/// A round's requests.
+/// The requests of a round.
 #[derive(Default)]
 pub(super) struct Followed {
-    /// The earliest, in the order of their beginning.
+    /// The earliest requests, in the order of their start.
     pub(super) ways: Vec<Way>,
     pub(super) all: u64,
-    /// When the first of `ways` began and the last ended.
+    /// The start of the first and the end of the last of `ways`.
     pub(super) extent: Option<(i64, i64)>,
     pub(super) problems: Vec<String>,
 }
 
-/// The rounds that the exact tables are made of, and those with system calls.
+/// Returns the rounds that the exact tables use, and the rounds with system calls.
 pub(super) fn rounds<'a>(dir: &'a Path, run: &'a Run) -> Vec<Watched<'a>> {
     let guests = run.rounds.iter().filter(|round| !round.on_host);
     let surveyed: Vec<(&Round, Survey)> = guests
@@ -45,7 +45,7 @@ pub(super) fn rounds<'a>(dir: &'a Path, run: &'a Run) -> Vec<Watched<'a>> {
         dir,
         round,
         name: &round.name,
-        // Doubts are told in the tables.
+        // The tables report doubts about the clocks.
         time: timing::time_base(dir, run, round, &survey).0,
         joins: survey.is_useful() && survey.depth() == best,
         survey,
@@ -54,7 +54,7 @@ pub(super) fn rounds<'a>(dir: &'a Path, run: &'a Run) -> Vec<Watched<'a>> {
     watched.filter(shown).collect()
 }
 
-/// A request, ordered by when it began.
+/// A request, ordered by its start: (start, number, request).
 struct Early(i64, u64, Way);
 
 impl PartialEq for Early {
@@ -78,8 +78,8 @@ impl Ord for Early {
 }
 
 impl Watched<'_> {
-    /// The round's requests, at most `most` of them, and only those that began within `window` ns
-    /// of the first.
+    /// Follows the round's requests. Returns at most `most` of them, and only those that started
+    /// within `window` ns of the first.
     pub(super) fn follow(&self, run: &Run, most: usize, window: Option<i64>) -> Followed {
         let mut followed = Followed::default();
         if !self.joins {
@@ -124,7 +124,7 @@ impl Watched<'_> {
         followed
     }
 
-    /// When the round's first event of the host's happened.
+    /// Returns the time of the round's first event on the host.
     pub(super) fn begin(&self) -> Option<i64> {
         let mut merged = Merged::open(self.dir, self.round, &self.time, |side| side == Side::Host);
         let named = std::iter::from_fn(|| merged.next());
@@ -135,7 +135,8 @@ impl Watched<'_> {
             .next()
     }
 
-    /// Hands over the host's events of a window, in order of time, until `take` says no.
+    /// Passes the host's events of a window to `take`, in order of time, until `take` returns
+    /// false.
     pub(super) fn events(&self, (begin, end): (i64, i64), mut take: impl FnMut(&Seen) -> bool) {
         let mut merged = Merged::open(self.dir, self.round, &self.time, |side| side == Side::Host);
         while let Some(seen) = merged.next() {

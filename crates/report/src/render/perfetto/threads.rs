@@ -1,4 +1,5 @@
-//! What the host's threads did: vCPUs in the guest and out of it, system calls, interrupts sent.
+//! The activity of the host's threads: vCPUs in and out of the guest, system calls, interrupts
+//! sent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,7 +9,7 @@ use super::source::Watched;
 use super::trace::{Flow, Trace, Track, Value};
 use crate::calls::Call;
 
-/// What is under way on a thread.
+/// The open slice of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Open {
     Nothing,
@@ -27,13 +28,13 @@ pub(super) struct Threads<'a> {
     run: &'a Run,
     lines: BTreeMap<u32, Line>,
     processes: BTreeSet<u32>,
-    /// Events that may still be shown.
+    /// Number of events that may still be shown.
     left: usize,
     names: HashMap<u32, (u32, String)>,
 }
 
 impl<'a> Threads<'a> {
-    /// For at most `most` events.
+    /// Creates the tracks for at most `most` events.
     pub(super) fn new(run: &'a Run, most: usize) -> Threads<'a> {
         let threads = run.threads.iter();
         Threads {
@@ -47,7 +48,7 @@ impl<'a> Threads<'a> {
         }
     }
 
-    /// Adds the events of a round's window. True when there were more than may be shown.
+    /// Adds the events of a round's window. Returns true if there were too many events.
     pub(super) fn round(&mut self, trace: &mut Trace, round: &Watched, window: (i64, i64)) -> bool {
         let (mut full, mut last) = (false, window.0);
         round.events(window, |seen| {
@@ -111,7 +112,7 @@ impl<'a> Threads<'a> {
     }
 }
 
-/// Kinds that a thread did itself.
+/// Returns whether events of this kind are actions of their thread.
 fn is_shown(kind: Kind) -> bool {
     use Kind::*;
     matches!(
@@ -132,12 +133,12 @@ fn is_shown(kind: Kind) -> bool {
 }
 
 impl Line {
-    /// A vCPU goes in or out: what it did before is over.
+    /// A vCPU enters or leaves the guest: ends the open slice and begins the next.
     fn switch(&mut self, trace: &mut Trace, at: i64, to: Open, name: &str, said: &[(&str, Value)]) {
         if matches!(self.open, Open::Guest | Open::Exit) {
             trace.end(self.track, at);
         }
-        // KVM_RUN holds a vCPU's entries and exits where both are traced: they are the finer.
+        // The call KVM_RUN contains the vCPU's entries and exits, which show more detail.
         if self.open == Open::Call {
             trace.end(self.track, at);
         }

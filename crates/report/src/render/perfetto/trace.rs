@@ -53,17 +53,17 @@ const NEEDS_STATE: u64 = 2;
 const ORDERED_BY_RANK: u64 = 3;
 const SEQUENCE: u64 = 1;
 
-/// What a track is of.
+/// What a track shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Track<'a> {
-    /// Beside everything else.
+    /// A top-level track.
     Top(&'a str),
-    /// Holds the lanes of one side.
+    /// The parent of the lanes of one side.
     Side(&'static str, u32),
-    /// Lane `.2` of the side with this uuid.
+    /// A lane of the side with this uuid; the last field is the lane's number.
     Lane(u64, &'static str, u32),
     Process(u32, &'a str),
-    /// pid, tid, name.
+    /// (pid, tid, name)
     Thread(u32, u32, &'a str),
 }
 
@@ -71,13 +71,13 @@ pub(super) enum Track<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     None,
-    /// Comes from the arrow's last slice and goes on to its next.
+    /// The arrow passes through this slice.
     Through(u64),
-    /// The arrow ends here.
+    /// The arrow ends at this slice.
     End(u64),
 }
 
-/// Something said of a slice.
+/// The value of an annotation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     Uint(u64),
@@ -85,10 +85,10 @@ pub(super) enum Value<'a> {
     Text(&'a str),
 }
 
-/// A trace under way.
+/// A trace that is being built.
 pub(super) struct Trace {
     tracks: Vec<Message>,
-    /// (time, event), in order of time when it is finished; what was pushed first comes first.
+    /// (time, event); sorted by time at the end, in the order of their arrival if times are equal.
     events: Vec<(u64, Message)>,
     names: HashMap<String, u64>,
     interned: Message,
@@ -106,7 +106,7 @@ impl Trace {
         }
     }
 
-    /// Adds a track; returns its uuid. Sides and lanes keep the order of their ranks.
+    /// Adds a track and returns its uuid. Sides and lanes are ordered by rank.
     pub(super) fn track(&mut self, track: Track) -> u64 {
         use field::descriptor::*;
         self.last_uuid += 1;
@@ -145,7 +145,7 @@ impl Trace {
         uuid
     }
 
-    /// Begins a slice. On one track, times must not fall, and slices must nest.
+    /// Begins a slice. On one track, times must not decrease, and slices must nest.
     pub(super) fn slice(
         &mut self,
         track: u64,
@@ -169,13 +169,13 @@ impl Trace {
         self.push(at, event);
     }
 
-    /// Ends the slice that began last on the track.
+    /// Ends the slice of the track that began last.
     pub(super) fn end(&mut self, track: u64, at: i64) {
         let event = self.event(SLICE_END, track);
         self.push(at, event);
     }
 
-    /// Something without a duration.
+    /// Adds an event without a duration.
     pub(super) fn instant(&mut self, track: u64, at: i64, name: &str, said: &[(&str, Value)]) {
         let mut event = self.event(INSTANT, track);
         event.uint(field::event::NAME_IID, self.iid(name));
@@ -183,7 +183,7 @@ impl Trace {
         self.push(at, event);
     }
 
-    /// An instant with lines of text; lines of one name are numbered.
+    /// Adds an instant with lines of text; lines with the same name are numbered.
     pub(super) fn instant_about(
         &mut self,
         track: u64,
@@ -206,13 +206,13 @@ impl Trace {
         self.push(at, event);
     }
 
-    /// The time of the earliest event.
+    /// Returns the time of the earliest event.
     pub(super) fn begin(&self) -> i64 {
         let first = self.events.iter().map(|(at, _)| *at).min();
         first.and_then(|at| i64::try_from(at).ok()).unwrap_or(0)
     }
 
-    /// The file's bytes.
+    /// Returns the bytes of the file.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.events.sort_by_key(|(at, _)| *at);
         let mut trace = Message::new();
@@ -246,7 +246,7 @@ impl Trace {
         self.events.push((u64::try_from(at).unwrap_or(0), event));
     }
 
-    /// The number that stands for a name: names come again and again.
+    /// Returns the interning ID of a name; names occur many times.
     fn iid(&mut self, name: &str) -> u64 {
         if let Some(&iid) = self.names.get(name) {
             return iid;

@@ -20,7 +20,7 @@ pub(super) fn show(page: &mut Page, exact: &Exact) {
     page.note(&tail(exact));
 }
 
-/// The layers in the order of a request's way, then the total.
+/// Returns the table of layers in the order of a request's path, then the total.
 fn layers(exact: &Exact) -> Table {
     let mut table = Table::new(1, HEADER);
     let times = || {
@@ -61,7 +61,8 @@ fn negative(layers: &[LayerRow]) -> Option<String> {
     })
 }
 
-/// Means add up, so the wiki's groups are sums; in the order in which they are first met.
+/// Returns the table of groups, in the order of their first layers. A group's mean is the sum of
+/// its layers' means.
 fn groups(exact: &Exact) -> Table {
     let mut table = Table::new(1, &["Group", "mean", "share"]);
     let tail = exact.layers.iter().all(|row| row.tail_mean.is_some());
@@ -101,7 +102,7 @@ fn groups(exact: &Exact) -> Table {
     table
 }
 
-/// Which layer dominates the slowest requests.
+/// Describes the layer that dominates the slowest requests.
 fn tail(exact: &Exact) -> String {
     let share = |row: &LayerRow| row.tail_share.unwrap_or(0.0);
     let most = exact.layers.iter().filter(|row| row.tail_share.is_some());

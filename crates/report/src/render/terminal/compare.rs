@@ -1,4 +1,4 @@
-//! Several runs side by side: the first is the base, the others have their differences to it.
+//! Compares several runs: the first is the base, the others show their differences to it.
 
 use super::Style;
 use super::page::Page;
@@ -7,10 +7,10 @@ use crate::render::comparison::{self, letter};
 use crate::render::facts;
 use crate::render::text::{Table, micros, plain};
 
-/// Runs next to the base that fit the width; more begin another table.
+/// Number of runs beside the base that fit the width; further runs start another table.
 const BESIDE: usize = 2;
 
-/// Compares runs, each with what people call it (its directory).
+/// Compares runs, each with the user's name for it (its directory).
 pub fn compare(runs: &[(String, Analysis)], style: Style) -> String {
     let mut page = Page::new(style);
     page.heading("Runs compared");
@@ -38,7 +38,7 @@ pub fn compare(runs: &[(String, Analysis)], style: Style) -> String {
     page.finish()
 }
 
-/// Facts of the environment that are not the same in all runs.
+/// Shows the facts of the environment that differ between the runs.
 fn differences(page: &mut Page, runs: &[(String, Analysis)]) {
     for (name, values) in comparison::differences(runs) {
         for (i, value) in values.iter().enumerate() {
@@ -82,7 +82,7 @@ fn section(
     }
 }
 
-/// Layers x runs, and the totals; a run without a layer has `-` there.
+/// Returns a table of layers by runs, with totals; a layer that a run lacks is `-`.
 fn layers(
     first: &(String, Analysis),
     at: usize,
@@ -109,7 +109,7 @@ fn layers(
     table
 }
 
-/// The wiki's deltas of all runs, in its rows' order.
+/// Shows the wiki's deltas of all runs, in the order of its rows.
 fn wiki(page: &mut Page, runs: &[(String, Analysis)]) {
     let mut names: Vec<&str> = Vec::new();
     for (_, run) in runs {

@@ -1,4 +1,4 @@
-//! What was measured, and on what.
+//! The facts of a run: its verdict and its setup.
 
 use super::page::Page;
 use crate::analysis::Analysis;

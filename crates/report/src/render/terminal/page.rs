@@ -1,9 +1,9 @@
-//! What all sections of the terminal's report are written with.
+//! The elements that all sections of a terminal's report use.
 
 use super::Style;
 use crate::render::text::{Table, WIDTH, clean, wrapped};
 
-/// Text under way.
+/// A page that is being written.
 pub(crate) struct Page {
     out: String,
     style: Style,
@@ -34,7 +34,7 @@ impl Page {
         }
     }
 
-    /// A section's name.
+    /// Adds a section's heading.
     pub(crate) fn heading(&mut self, text: &str) {
         if !self.out.is_empty() {
             self.line("");
@@ -44,7 +44,7 @@ impl Page {
         }
     }
 
-    /// A name and what is to be said of it: `  clocks     KVM's TSC offset`.
+    /// Adds a fact as a name and a text: `  clocks     KVM's TSC offset`.
     pub(crate) fn fact(&mut self, name: &str, text: &str) {
         const NAME: usize = 11;
         for (i, line) in wrapped(&clean(text), WIDTH - NAME - 4).iter().enumerate() {
@@ -53,14 +53,14 @@ impl Page {
         }
     }
 
-    /// A sentence.
+    /// Adds a sentence.
     pub(crate) fn note(&mut self, text: &str) {
         for line in wrapped(&clean(text), WIDTH - 2) {
             self.line(&format!("  {line}"));
         }
     }
 
-    /// A sentence that must not be missed.
+    /// Adds a warning.
     pub(crate) fn warning(&mut self, text: &str) {
         for (i, line) in wrapped(&clean(text), WIDTH - 4).iter().enumerate() {
             let mark = if i == 0 { '!' } else { ' ' };
@@ -68,7 +68,7 @@ impl Page {
         }
     }
 
-    /// A table, its headings dim.
+    /// Adds a table with dimmed headings.
     pub(crate) fn table(&mut self, table: &Table) {
         for (i, line) in table.lines(2).iter().enumerate() {
             let line = clean(line);
@@ -80,7 +80,7 @@ impl Page {
         }
     }
 
-    /// A line of a table with a layout of its own; headings are dim.
+    /// Adds a line of a table with its own layout; headings are dimmed.
     pub(crate) fn fixed(&mut self, text: &str, is_heading: bool) {
         let line = format!("  {}", clean(text).trim_end());
         match is_heading {
@@ -89,7 +89,7 @@ impl Page {
         }
     }
 
-    /// An empty line between two tables of a section.
+    /// Adds an empty line between two tables of a section.
     pub(crate) fn gap(&mut self) {
         self.line("");
     }

@@ -7,7 +7,7 @@ use crate::analysis::{
 use crate::render::facts;
 use crate::render::text::{Table, duration, micros, percent, plural, seconds};
 
-/// Rows of a thread's calls and of locks that are shown: the rest is in the JSON report.
+/// Maximum number of rows of a thread's calls, and of locks; the JSON report has the rest.
 const MOST_ROWS: usize = 12;
 
 pub(super) fn wiki(page: &mut Page, wiki: &Wiki) {
@@ -147,7 +147,7 @@ pub(super) fn qemu(page: &mut Page, steps: &[QemuStep]) {
     page.table(&table);
 }
 
-/// One column of times in us; `-` where nothing was counted.
+/// Returns a column of times in us; `-` for a distribution without values.
 fn column(times: &[&Distribution], of: fn(&Distribution) -> Option<f64>) -> Vec<String> {
     let values = times
         .iter()
@@ -155,7 +155,7 @@ fn column(times: &[&Distribution], of: fn(&Distribution) -> Option<f64>) -> Vec<
     micros(&values.collect::<Vec<_>>())
 }
 
-/// The wiki's table, for each thread.
+/// Shows the wiki's table of system calls, for each thread.
 pub(super) fn calls(page: &mut Page, threads: &[ThreadCalls]) {
     let busy: Vec<_> = threads
         .iter()

@@ -1,4 +1,4 @@
-//! How far the breakdown can be trusted.
+//! How reliable the breakdown is.
 
 use super::page::Page;
 use crate::analysis::{Exact, Truth};

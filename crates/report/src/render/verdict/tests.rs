@@ -4,7 +4,7 @@ use super::*;
 use crate::analysis::{Distribution, HostClass, Overhead, RoundRow, Truth};
 use crate::render::text::duration;
 
-/// A run of layers with their mean and, of the slowest 1%, theirs, in us.
+/// A run of layers, each with its mean and its mean in the slowest 1%, in us.
 fn run(layers: &[(Layer, f64, f64)]) -> Analysis {
     let (mean, slow) = layers
         .iter()
@@ -58,7 +58,7 @@ fn run(layers: &[(Layer, f64, f64)]) -> Analysis {
     }
 }
 
-/// A round of the host is untraced.
+/// A benchmark's round; a round on the host is untraced.
 fn round(name: &str, call: &str, on_host: bool, us: f64) -> RoundRow {
     let traced = if on_host {
         vec![]
@@ -118,7 +118,7 @@ fn the_device_is_suspected_for_what_it_takes_beyond_the_host_alone() {
 
 #[test]
 fn what_the_host_alone_takes_as_well_is_nobodys_fault() {
-    // The device takes most of the time, but it does without a guest, too.
+    // The device takes most of the time, but it also does so without a guest.
     let layers = [
         (GuestSubmit, 3.0, 3.0),
         (ServerWake, 30.0, 40.0),
@@ -231,7 +231,7 @@ fn a_tail_with_lost_events_is_not_judged() {
 
 #[test]
 fn what_was_not_traced_within_the_suspect_is_said() {
-    // Where the guest alone was watched, the device is all that the host does.
+    // If only the guest was watched, the device is everything that the host does.
     let layers = [(GuestSubmit, 1.0, 1.0), (GuestDevice, 150.0, 60.0)];
     let text = told(&with_host(&layers, 70.0));
     assert!(
