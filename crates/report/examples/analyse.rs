@@ -1,5 +1,5 @@
-//! How fast a run is analysed: a simulated run of a million requests (or as many as asked for) is
-//! written, then analysed; prints events and requests per second, and the peak of memory.
+//! Measures how fast a run is analysed. Writes a simulated run of a million requests (or as many as
+//! given) and analyses it. Prints events and requests per second, and the peak memory.
 //!
 //! `cargo run --release -p fathom-report --example analyse [REQUESTS [DEPTH]]`
 
@@ -30,7 +30,7 @@ fn main() {
         .iter()
         .map(|(_, _, events)| events.len())
         .sum();
-    // Memory of the simulation is not the analysis's: a process of its own measures that.
+    // Analyse in a separate process, so that the simulation's memory is not measured.
     let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));
     again.args([requests.to_string(), depth.to_string()]);
     again.arg(simulated.dir.path());

@@ -1,4 +1,4 @@
-//! How fast the analyses of threads read a run: events per second, and the memory they need.
+//! Measures how fast the analyses of threads read a run: events per second, and peak memory.
 //!
 //! `cargo run --release -p fathom-report --example events_per_second [MILLIONS]`
 
@@ -79,7 +79,7 @@ fn measure(name: &str, path: &Path, take: &mut dyn FnMut(i64, &Event)) -> Outcom
     Ok(())
 }
 
-/// The most memory that this process has had.
+/// Returns the peak memory of this process in MiB.
 fn peak_mib() -> Outcome<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -90,12 +90,12 @@ fn peak_mib() -> Outcome<u64> {
     Ok(kib / 1024)
 }
 
-/// Times that vary as real ones do, without a generator's cost: the low bits of a square.
+/// Returns times that vary like real ones, but are cheap: the low bits of a square.
 fn jitter(number: u64) -> u64 {
     number.wrapping_mul(number) >> 5 & 1023
 }
 
-/// Sixteen threads in turn, each with five kinds of calls.
+/// Writes the calls of sixteen threads in turn, each with five kinds of calls.
 fn write_calls(path: &Path, count: u64) -> Outcome<()> {
     const CALLS: [[u64; 3]; 5] = [
         [16, 9, 0xae80],
@@ -122,7 +122,7 @@ fn write_calls(path: &Path, count: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// One request after another through the thread pool.
+/// Writes requests that pass through the thread pool one at a time.
 fn write_steps(path: &Path, count: u64) -> Outcome<()> {
     let mut writer = StreamWriter::create(path, 7, QEMU_EVENTS.map(str::to_owned).into())?;
     let mut time = 0;

@@ -1,4 +1,4 @@
-//! Reports of experiments whose points stand side by side.
+//! Reports of experiments whose points are side by side.
 
 use crate::support::experiment::{cell, run, write};
 use crate::support::judges::{assert_fits, assert_golden, oracle};
@@ -12,7 +12,7 @@ fn plain(table: &Table) -> String {
     terminal::report(table, Style::default())
 }
 
-/// A run whose experiment asks for its servers side by side, on machines of so many processors.
+/// Writes a run whose experiment shows values of a parameter side by side, with so many vCPUs.
 fn side_by_side(parameter: &str, vcpus: usize) -> (TempDir, Table) {
     let dir = tempfile::tempdir().unwrap();
     let mut run = run(5);
@@ -34,7 +34,7 @@ fn side_by_side(parameter: &str, vcpus: usize) -> (TempDir, Table) {
     });
     let cells = experiment.cells.iter().map(|planned| {
         let mut cell = cell(planned);
-        // Their names' order is not that of their numbers.
+        // The order of the measures is not that of their numbers.
         for vcpu in (0..vcpus).rev() {
             let (name, busy) = (format!("guest.vcpu{vcpu}"), 50.0 - vcpu as f64);
             let measure = Measure::new(name, Unit::Percent, busy, Better::Lower);
@@ -57,14 +57,14 @@ fn points_side_by_side_are_as_they_were_found_good() {
     let page = html::render(&table);
     assert!(page.contains("id=\"beside-2\"") && !page.contains("id=\"beside-3\""));
     assert!(page.contains("B: server=fathom") && page.contains("50.0, 49.0"));
-    // All that was measured is there, too.
+    // The other tables also have all measurements.
     assert!(page.contains("id=\"points-table\"") && page.contains("latency.p99"));
     assert!(oracle(&json(&table)) > 0);
     let json: Value = serde_json::from_str(&json(&table)).unwrap();
     assert_eq!(json["beside"]["shown"][1]["measure"], "guest.vcpu*");
 }
 
-/// What one server makes of a depth is held against the first server at that depth.
+/// A server's figure at a depth is compared with the first server's at that depth.
 #[test]
 fn ratios_are_to_the_first_of_those_side_by_side() {
     let (_dir, table) = side_by_side("server", 1);
@@ -97,7 +97,7 @@ fn ratios_are_to_the_first_of_those_side_by_side() {
 
 #[test]
 fn what_cannot_stand_side_by_side_stands_alone_or_in_the_ordinary_table() {
-    // It does not vary.
+    // The parameter does not vary.
     let (_dir, table) = side_by_side("scenario", 100);
     let text = plain(&table);
     assert_fits(&text);
@@ -106,7 +106,7 @@ fn what_cannot_stand_side_by_side_stands_alone_or_in_the_ordinary_table() {
         "{text}"
     );
     assert!(text.contains("max 50.0 of 100"), "{text}");
-    // There is none.
+    // The experiment has no such parameter.
     let (_dir, table) = side_by_side("moon", 1);
     let text = plain(&table);
     assert!(text.contains("latency.p99") && !html::render(&table).contains("beside-1"));
@@ -131,7 +131,7 @@ fn rows_and_columns_that_a_pair_has_nothing_of_are_left_out() {
         .retain(|cell| !(is(cell, "server", "qsd") && is(cell, "threads", "1")));
     let cells = experiment.cells.iter().map(|planned| {
         let mut cell = cell(planned);
-        // Of one thread, which qsd has no point of.
+        // Only for one thread, for which qsd has no point.
         cell.measures
             .retain(|measure| measure.name != "cpu" || is(planned, "threads", "1"));
         cell

@@ -1,11 +1,11 @@
-//! Small real captures against figures that a dozen lines of Python took from the same text.
+//! Small real captures, compared with figures that a dozen lines of Python took from the same text.
 //!
 //! - `dd.events`: the system calls of `dd bs=4k count=30 iflag=direct`, by ftrace, in whole
-//!   microseconds;
-//! - `locks.events`: those of a program (not position-independent) whose two threads each take
-//!   `the_lock`, at 0x404060, 12 times and keep it for 2 ms;
+//! microseconds;
+//! - `locks.events`: the system calls of a program (not position-independent) whose two threads
+//! each take `the_lock`, at 0x404060, 12 times and hold it for 2 ms;
 //! - `qemu-threads.events`: QEMU 10.0 serving a guest that reads, aio=threads, 1 us resolution;
-//! - `qemu-mutexes.events`: the same for 500 us with its mutex events.
+//! - `qemu-mutexes.events`: the same for 500 us, with its mutex events.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ const READ_TOTAL: i64 = 2_939_000;
 const READ_MAX: i64 = 2_314_000;
 const READ_POST: i64 = 31_000;
 const READ_DEVIATION: f64 = 399_499.526;
-/// Thread, waits, ns in all, source.
+/// (thread, waits, total in ns, source)
 const THE_LOCK: [(u32, u64, i64, &str); 2] = [
     (29709, 11, 20_569_000, "futex"),
     (29708, 10, 19_293_000, "futex"),
@@ -62,7 +62,7 @@ fn the_calls_of_dd_are_counted() {
     assert_eq!((read.post.count, read.post_total), (33, READ_POST));
     assert!((read.time.deviation - READ_DEVIATION).abs() < 0.001);
     assert_eq!(row(&tables[0], "openat").time.count, 35);
-    // 33 reads are enough for a median, and for nothing else.
+    // 33 reads are enough for a median, but for no other percentile.
     assert!(read.time.p50.is_some() && read.time.p90.is_none());
     assert_eq!(tables[0].calls[0].name, "read", "most time first");
 }

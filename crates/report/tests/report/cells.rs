@@ -1,5 +1,5 @@
-//! Reports of experiments: against reports that were read and found good, against an oracle that is
-//! not ours, and of runs that are damaged, absurd or hostile.
+//! Reports of experiments: compared with reviewed reports and with an independent oracle, and for
+//! runs that are damaged, absurd or hostile.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn whole_run(rounds: u32) -> (TempDir, Table) {
     (dir, table)
 }
 
-/// Everything that a run is shown as.
+/// Returns a run in every form.
 fn all_pages(table: &Table) -> Vec<String> {
     let other = table.clone();
     let pair = Comparison::of(("a".into(), table.clone()), ("b".into(), other)).unwrap();
@@ -58,7 +58,7 @@ fn an_interrupted_run_is_as_it_was_found_good() {
     run.problems
         .push("the guest's clock source is not the TSC".into());
     let experiment = run.experiment.as_mut().unwrap();
-    // Too wide for columns of their own.
+    // Too wide for separate columns.
     experiment
         .parameters
         .insert("image".into(), vec!["raw".repeat(20), "qcow2".into()]);
@@ -117,7 +117,7 @@ fn points_have_their_measures_ratios_and_base() {
     assert_eq!(table.axes, ["server", "threads"]);
     assert_eq!(table.parameters, settings(&[("scenario", "random reads")]));
     assert_eq!(table.main.as_deref(), Some("iops"));
-    // The first values of all parameters are the base, whatever ran first.
+    // The first values of all parameters are the base, whichever cell ran first.
     assert_eq!(
         table.points[0].settings,
         settings(&[("server", "qemu"), ("threads", "1")])
@@ -142,7 +142,7 @@ fn points_have_their_measures_ratios_and_base() {
     assert!((1.3..1.34).contains(&fathom.median), "{fathom:?}");
     assert_eq!(of("qsd", "iops").unwrap().within_noise, Some(true));
     assert!(of("fathom", "latency.p99").unwrap().median < 1.0);
-    // What only describes is not judged.
+    // A measure that is neither better nor worse has no ratio.
     assert_eq!(of("fathom", "vcpu0.busy"), None);
     let vs_bare = table.points[0].vs_bare.as_ref().unwrap();
     assert!((vs_bare.median - 0.2).abs() < 1e-9, "{vs_bare:?}");
@@ -260,7 +260,7 @@ fn a_damaged_cell_is_told_and_the_others_are_shown() {
     let text = plain(&table);
     assert!(text.contains("8 of 12 cells are complete"), "{text}");
     assert_eq!(oracle(&json(&table)), 6 * 5);
-    // Cut anywhere, no page falls over.
+    // Wherever the file is cut, the run still loads.
     let whole = fs::read(file("0005")).unwrap();
     for end in (0..whole.len()).step_by(97) {
         fs::write(file("0005"), &whole[..end]).unwrap();
@@ -305,7 +305,7 @@ fn what_is_no_number_in_a_file_is_damage() {
     let cells = run.experiment.as_ref().unwrap().cells.iter();
     let cells = cells.map(|planned| {
         let mut cell = cell(planned);
-        // Written as null.
+        // JSON writes NaN as null.
         cell.measures[0].value = f64::NAN;
         cell
     });
@@ -354,7 +354,7 @@ fn names_of_a_run_do_not_steer_the_terminal() {
         let is_html = page.starts_with("<!doctype");
         assert!(!is_html || !page.contains("<img"), "{page}");
     }
-    // Terminals, pages and JSON; CSV has what there is.
+    // Terminals, pages and JSON; CSV contains the raw text.
     for page in &pages[..6] {
         assert!(!page.contains('\x1b'), "{page}");
     }
@@ -470,7 +470,7 @@ fn points_of_two_runs_are_the_same_by_what_varies() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = whole(dir.path(), 2);
     let experiment = run.experiment.as_mut().unwrap();
-    // B has Fathom alone: that is one of A's points for each number of threads.
+    // B has only Fathom, which is one of A's points for each number of threads.
     experiment
         .parameters
         .get_mut("server")
@@ -494,7 +494,7 @@ fn points_of_two_runs_are_the_same_by_what_varies() {
     for point in &pair.points {
         assert_eq!(point.measures["iops"].ratio.as_ref().unwrap().median, 1.0);
     }
-    // A parameter that only B has, and that varies there, makes other points.
+    // A parameter that only B has, and that varies in B, makes different points.
     let experiment = run.experiment.as_mut().unwrap();
     for (i, planned) in experiment.cells.iter_mut().enumerate() {
         let bus = ["ide", "virtio"][i / 2];

@@ -5,7 +5,7 @@ use fathom_report::cells::Table;
 use fathom_run::evidence::{Evidence, Load, Processors};
 use fathom_run::{Cell, Expects, Planned, Trial};
 
-/// A cell with one request after the other, and nothing busy.
+/// A cell with one request at a time, and nothing busy.
 fn one_by_one(planned: &Planned) -> Cell {
     let mut cell = cell(planned);
     if cell.planned.settings["server"] == "fathom" && cell.planned.settings["threads"] == "1" {
@@ -29,7 +29,7 @@ fn one_by_one(planned: &Planned) -> Cell {
     cell
 }
 
-/// The point's limiter is latency in all rounds; trials do so many times as much as their cells.
+/// The point's limiter is latency in all rounds; trials do `times` times as much as their cells.
 #[test]
 fn trials_confirm_a_limiter_or_do_not() {
     let with_trials = |expects, times: f64| {

@@ -1,5 +1,5 @@
-//! Pages of experiments, read in a browser: what they show is what the table says, bars are as long
-//! as their figures, and what a run's names hold stays text. They have no scripts.
+//! Pages of experiments, read in a browser: they show the table's figures, bars are as long as
+//! their figures, and names from a run stay text. The pages have no scripts.
 
 use crate::support::browser::Browser;
 use crate::support::experiment::{HOSTILE, cell, one_factor, run, settings, whole, write};
@@ -23,7 +23,7 @@ fn show(page: &str) -> Shown {
 }
 
 impl Shown {
-    /// The cells of a table, by rows; lines of a cell with a bar between them.
+    /// Returns the cells of a table, by rows; the lines of a cell are joined with a bar.
     fn table(&mut self, id: &str) -> Vec<Vec<String>> {
         let rows = self.browser.eval(&format!(
             "[...document.querySelectorAll('#{id} tr')].map((row) => [...row.cells].map((cell) => \
@@ -121,7 +121,7 @@ fn bars_are_as_long_as_their_figures_in_light_and_dark() {
     let bare = width(&mut page, "i.bare");
     let lines = width(&mut page, "i.interval");
     assert_eq!([bars.len(), bare.len(), lines.len()], [6; 3]);
-    // Pixels for each request in a second, by the longest.
+    // Pixels per request per second, from the longest bar.
     let by = bare[0] / table.points[0].bare.as_ref().unwrap().median;
     for (i, point) in table.points.iter().enumerate() {
         let iops = &point.measures["iops"];
@@ -184,7 +184,7 @@ fn curves_go_through_their_points_with_the_limiter_at_each() {
         let script = format!("document.querySelectorAll('.curves {selector}').length");
         page.browser.number(&script)
     };
-    // Two values are bars.
+    // An axis with two values is shown as bars.
     assert_eq!(count(&mut page, "polyline"), 0.0);
     let eight = table
         .points
@@ -209,7 +209,7 @@ fn curves_go_through_their_points_with_the_limiter_at_each() {
     );
     let places: Vec<(f64, f64)> = serde_json::from_value(places).unwrap();
     for line in places.chunks(3) {
-        // 1, 8 and 64 threads stand evenly; the last two points have the same figure.
+        // 1, 8 and 64 threads are evenly spaced; the last two points have the same figure.
         assert!(
             (line[1].0 * 2.0 - line[0].0 - line[2].0).abs() < 0.2,
             "{line:?}"
@@ -225,7 +225,7 @@ fn curves_go_through_their_points_with_the_limiter_at_each() {
     assert!(page.browser.text(limiters).contains("onerror=alert(1)"));
 }
 
-/// Up to four threads each does as much as the first; more of them do no more.
+/// Up to four threads each add as much as the first; further threads add nothing.
 #[test]
 fn a_knee_has_a_ring_and_is_told_with_what_limits_beyond_it() {
     let mut run = run(1);
@@ -289,7 +289,7 @@ fn effects_lie_on_both_sides_of_one_as_far_as_they_are() {
     let ones = places(&mut page, "line.one");
     let ranking = &table.rankings[1];
     assert_eq!((ranking.measure.as_str(), marks.len()), ("latency.p99", 3));
-    // Pixels for each e-fold, by the greatest effect.
+    // Pixels per factor of e, from the greatest effect.
     let by = (marks[0] - ones[0]) / ranking.effects[0].ratio.median.ln();
     assert!(by > 10.0, "{by}");
     for (i, effect) in ranking.effects.iter().enumerate() {

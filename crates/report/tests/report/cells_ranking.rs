@@ -46,7 +46,7 @@ fn settings_are_ranked_where_points_differ_from_the_base_in_one_alone() {
         lines[3].ends_with(",true") && lines[1].ends_with(",false"),
         "{lines:?}"
     );
-    // All combinations are not one factor at a time.
+    // A run of all combinations does not vary one factor at a time.
     let dir = tempfile::tempdir().unwrap();
     whole(dir.path(), 5);
     let table = Table::load(dir.path()).unwrap();

@@ -1,5 +1,5 @@
-//! Runs with events that are missing, doubled, out of order, garbled or cut off: either every
-//! request that is reported is the true one, or the report says that something is wrong.
+//! Runs with events that are missing, doubled, out of order, garbled or cut off. Either every
+//! reported request is true, or the report says that something is wrong.
 
 use crate::support;
 
@@ -20,7 +20,7 @@ enum Damage {
     Cut,
 }
 
-/// Damages one stream somewhere in its middle; what was done, in words.
+/// Damages a stream at a random place in its middle, and returns what was done, in words.
 fn damage(events: &mut Vec<Event>, damage: Damage, random: &mut Random) -> String {
     let count = events.len() as u64;
     let at = (count / 10 + random.below(count * 8 / 10)) as usize;
@@ -31,14 +31,14 @@ fn damage(events: &mut Vec<Event>, damage: Damage, random: &mut Random) -> Strin
         }
         Damage::Duplicate => events.insert(at, was),
         Damage::Reorder => {
-            // Two events of different requests change places; the times stay in order.
+            // Swap two events of different requests; the times stay in order.
             let far = (at + 30).min(events.len() - 1);
             let (a, b) = (events[at].time, events[far].time);
             events.swap(at, far);
             (events[at].time, events[far].time) = (a, b);
         }
         Damage::Garble => {
-            // Times apart: one that is plausible cannot be told from the true one.
+            // Spare the times: a plausible wrong time cannot be detected.
             let first = support::times(events[at].kind).end as u64;
             let used = events[at].kind.args().len() as u64;
             let arg = (first + random.below((used - first).max(1))) as usize;
@@ -49,7 +49,7 @@ fn damage(events: &mut Vec<Event>, damage: Damage, random: &mut Random) -> Strin
     format!("{damage:?} at {at}: {was:?} now {:?}", events.get(at))
 }
 
-/// None when the report is true or says that it may not be.
+/// Returns None if the report is true, or says that it may not be.
 fn untold(simulated: &Simulated) -> Option<String> {
     let analysis = simulated.analyse();
     if !analysis.problems.is_empty() {
@@ -64,7 +64,7 @@ fn untold(simulated: &Simulated) -> Option<String> {
         let Some(truth) = truth else {
             return Some(format!("nobody made {joined:?}"));
         };
-        // That a vCPU slept shows in one event alone: without it a layer is wider, and true.
+        // Only one event shows that a vCPU slept: without it, a layer is wider, but true.
         let is_woken = |point: &Point| *point == Point::Woken;
         let mut truth = truth.clone();
         if !joined.points.iter().any(|(point, _)| is_woken(point)) {
@@ -97,13 +97,14 @@ fn check(kind: Damage, depth: u64, polling: i64, seeds: u64) {
             ..Plan::new(seed % 5, depth, REQUESTS)
         };
         let whole = Simulated::new(plan, Watches::default());
-        // Else a report would say of any damage that something is wrong.
+        // Otherwise a report would claim for any damage that something is wrong.
         assert_eq!(whole.analyse().problems, [""; 0]);
         for name in ["bench", "guest", "kvm", "block", "fathom"] {
             let mut simulated = copy(&whole);
             let mut random = Random::new(seed * 1000 + depth);
             let done = damage(simulated.file(name), kind, &mut random);
-            // What was written is what the collector counted, but for a file cut off later.
+            // The collector counted the events that were written, unless the file was cut off
+            // later.
             if !matches!(kind, Damage::Cut) {
                 let count = simulated.file(name).len() as u64;
                 let infos = &mut simulated.run.rounds[0].streams;
@@ -125,7 +126,7 @@ fn check(kind: Damage, depth: u64, polling: i64, seeds: u64) {
     assert!(failures.is_empty(), "{count} of {}:\n{shown:#?}", seeds * 5);
 }
 
-/// The calls of a server without stamps: every point that they tell is the true one.
+/// The calls of a server without stamps: every point that they show is true.
 #[test]
 fn damaged_calls() {
     let kinds = [
@@ -173,7 +174,7 @@ fn a_doubled_event() {
 
 #[test]
 fn events_out_of_order() {
-    // With many in flight, an event may be moved and still lie where it could have happened.
+    // With many requests in flight, a moved event may still be at a possible place.
     check(Damage::Reorder, 1, 0, 50);
 }
 
@@ -189,7 +190,7 @@ fn a_file_that_ends_early() {
     check(Damage::Cut, 32, 0, 10);
 }
 
-/// A record that was cut in its middle, and one with a time before the last.
+/// A record that is cut in its middle, and a record whose time is before the previous one.
 #[test]
 fn a_damaged_file_is_named() {
     for name in ["bench", "guest", "kvm", "block", "fathom"] {
@@ -247,8 +248,8 @@ fn dropped_events_that_a_collector_counted_are_told() {
     );
 }
 
-/// The same few places are read over and over, and records of the server's are missing: no request
-/// is joined to the record of another.
+/// The benchmark reads the same few places again and again, and records of the server are missing.
+/// No request is joined to another request's record.
 #[test]
 fn a_record_that_is_missing_is_not_taken_from_the_next_request() {
     let plan = Plan {

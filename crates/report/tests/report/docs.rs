@@ -1,4 +1,4 @@
-//! The documents say everything that is in the files.
+//! The documentation covers all keys that the files contain.
 
 use crate::support::example;
 use crate::support::experiment;
@@ -55,7 +55,7 @@ fn every_field_of_the_json_report_is_documented() {
     assert_has_keys(&text, &whole);
 }
 
-/// Names of parameters and measures are keys, too: these are documented as something else.
+/// Names of parameters and measures are also keys: these names are documented for other keys.
 fn experiment_of_documented_names() -> Run {
     let mut run = experiment::run(2);
     let experiment = run.experiment.as_mut().unwrap();

@@ -1,5 +1,5 @@
-//! The HTML report, read in a browser: what it shows is what the analysis says, what it promises
-//! to do when pointed at or clicked it does, and what a run's names hold stays text.
+//! The HTML report, read in a browser: it shows the analysis's figures, reacts to the pointer and
+//! to clicks, and keeps names from a run as text.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use fathom_report::analysis::{Analysis, Distribution, LayerRow};
 use fathom_report::render::html::render;
 use serde_json::Value;
 
-/// A cell in us, next to nanoseconds: equal but for rounding.
+/// Compares a cell in us with nanoseconds: they are equal except for rounding.
 fn assert_micros(cell: &str, ns: f64) {
     let decimals = cell.split('.').nth(1).map_or(0, str::len);
     let told: f64 = cell
@@ -128,7 +128,7 @@ fn tables_say_what_the_analysis_says() {
 
 fn the_other_tables(page: &mut Page, run: &Analysis) {
     let calls = page.table("calls-0");
-    // In order of the time that they took, the wiki's way: each with its _post.
+    // Sorted by total time, as in the wiki, each with its _post.
     let names: Vec<&str> = calls.iter().map(|cells| cells[0].as_str()).collect();
     assert_eq!(
         names,
@@ -231,7 +231,7 @@ fn pointing_at_a_chart_tells_its_figures() {
         "{tip}"
     );
 
-    // At the end of a bucket, where the curve knows the share exactly; a pixel is 0.6% of time.
+    // At the end of a bucket, where the curve is exact; a pixel is 0.6% of time.
     let (end, below) = exact
         .total
         .buckets
@@ -283,8 +283,8 @@ fn clicks_do_what_they_say() {
     let bars = "[data-chart=bars]";
     let device = format!("{bars} .segment[data-key=host_device]");
     let shown = page.count(&device);
-    // Of the guest's bar, of all requests and of the slowest, and of those, an ordinary one and the
-    // difference; the wiki's bar has groups.
+    // In the bars of the guest, of all requests and of the slowest, and in those of the median
+    // request, the slowest and the difference. The wiki's bar has groups.
     assert_eq!(shown, 6);
     let button = "document.querySelector('.layers [data-key=host_device]')";
     page.browser.click(button);

@@ -1,24 +1,24 @@
-//! Layers in the HTML report, read in a browser: one legend and one colour for each wherever it is,
-//! and stripes where nothing was traced.
+//! Layers in the HTML report, read in a browser: a single legend, the same colour for a layer
+//! everywhere, and stripes where nothing was traced.
 
 use crate::support::example::analysis;
 use crate::support::page::{Page, one, show};
 use fathom_report::analysis::{Analysis, HostClass, Layer};
 use serde_json::{Value, json};
 
-/// A cell in us, as nanoseconds.
+/// Converts a cell in us to nanoseconds.
 fn ns(cell: &str) -> f64 {
     cell.parse::<f64>().unwrap() * 1e3
 }
 
-/// A style of an element, as it is drawn.
+/// Returns the computed style of an element.
 fn style(page: &mut Page, selector: &str, property: &str) -> String {
     page.browser.text(&format!(
         "getComputedStyle(document.querySelector('{selector}')).{property}"
     ))
 }
 
-/// The run as it is where KVM was not watched: a kick is one layer.
+/// Returns the run as if KVM was not watched: a kick is one layer.
 fn without_kvm() -> Analysis {
     let mut run = analysis();
     let exact = run.exact.as_mut().unwrap();
@@ -31,7 +31,7 @@ fn without_kvm() -> Analysis {
     run
 }
 
-/// Of the steps on a side of the path, their names from above and where they begin.
+/// Returns the steps on a side of the path from the top: their names and vertical positions.
 fn steps(page: &mut Page, side: &str) -> Vec<(String, f64)> {
     let steps = page.browser.eval(&format!(
         "[...document.querySelectorAll('.way .{side} > .step')].map((step) => \
@@ -55,7 +55,7 @@ fn one_legend_and_one_colour_are_for_the_whole_page() {
     let layers = run.exact.as_ref().unwrap().layers.len() as u64;
     let mut page = show(&one(run));
     assert_eq!(page.count(".layers button"), layers);
-    // Of calls, whose colours are others, the time lines have their own.
+    // The time lines have their own legend: the colours of calls are different.
     assert_eq!(page.count(".chart:not([data-chart=lines]) .legend"), 0);
     for dark in [false, true] {
         page.browser.dark(dark);
@@ -121,7 +121,7 @@ fn what_was_not_traced_is_hatched() {
         format!(".layers {kick} .swatch"),
         format!("#layers-table {kick} .swatch"),
         format!("#layers-table {kick} .bar"),
-        // Of the untraced rounds nothing is known but the whole.
+        // Of the untraced rounds, only the total is known.
         "[data-chart=bars] .segment:not([data-key]):only-child".to_owned(),
     ] {
         let image = style(&mut page, &selector, "backgroundImage");
@@ -270,7 +270,7 @@ fn the_tail_is_told_in_time_above_the_median_request() {
         "{total:?}"
     );
 
-    // The chart has the same sum, and a request the same for itself.
+    // The chart has the same sum, and a request shows its own difference.
     let bars = "[...document.querySelectorAll('[data-chart=bars] .bars')].at(-1)";
     let sum = page.browser.text(&format!(
         "[...{bars}.querySelectorAll('.sum')].at(-1).textContent"
@@ -292,7 +292,7 @@ fn the_tail_is_told_in_time_above_the_median_request() {
     page.assert_no_complaints();
 }
 
-/// A page of one run and one of several, as a phone shows them.
+/// A page of one run and a page of several, on a phone.
 #[test]
 fn a_phone_shows_the_page_without_scrolling_sideways() {
     let two = vec![
@@ -309,7 +309,7 @@ fn a_phone_shows_the_page_without_scrolling_sideways() {
         page.browser.click("document.querySelector('.request')");
         let wide = page.browser.number("document.documentElement.scrollWidth");
         assert_eq!(wide, 390.0);
-        // Whatever reaches beyond the window is in a box that scrolls.
+        // Elements beyond the window's edge are in a box that scrolls.
         let beyond = page.browser.eval(
             "[...document.querySelectorAll('main *, nav *')].filter((it) => it.getClientRects().length \
              && it.getBoundingClientRect().right > 391 && !it.closest('.scroll, .layers, nav, .detail')) \
@@ -322,7 +322,7 @@ fn a_phone_shows_the_page_without_scrolling_sideways() {
              parseFloat(getComputedStyle(it).fontSize) < 12).map((it) => it.outerHTML.slice(0, 90))",
         );
         assert_eq!(small, json!([]));
-        // Charts use the room that there is: bars are as wide as the box, below their labels.
+        // Charts use the available width: bars are as wide as the box, below their labels.
         for chart in ["[data-chart=bars] .bars", ".waterfall"] {
             let [track, label, box_] = [".track", ".label", ""].map(|part| {
                 let rect =

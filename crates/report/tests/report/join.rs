@@ -1,4 +1,4 @@
-//! The exact join against the truth of simulated runs.
+//! The exact join, compared with the truth of simulated runs.
 
 use crate::support;
 
@@ -7,7 +7,7 @@ use crate::support::{Simulated, Watches, difference, joined};
 use fathom_report::analysis::{Exact, HostClass, Layer};
 use fathom_run::RunKind;
 
-/// Every request is joined, and as it truly was.
+/// Asserts that every request is joined, with its true points.
 fn assert_true(simulated: &Simulated, error: i64) -> Exact {
     let analysis = simulated.analyse();
     let exact = analysis
@@ -158,8 +158,8 @@ fn a_scaled_tsc() {
     assert_true(&simulated, 2);
 }
 
-/// The two sides of a run that was joined of two were not recorded from the same instant on, nor to
-/// the same: what only one side saw is no request that could not be followed.
+/// The two recordings of a joined run do not begin and end at the same time. A request that only
+/// one side saw does not count as unmatched.
 #[test]
 fn recordings_of_different_length() {
     let mut simulated = Simulated::new(Plan::new(7, 1, 2000), Watches::default());
@@ -175,7 +175,7 @@ fn recordings_of_different_length() {
     let exact = simulated.analyse().exact.expect("a breakdown");
     let truth = &exact.truth;
     assert!((900..1100).contains(&truth.joined), "{truth:?}");
-    // Those at the two edges.
+    // The requests at the two edges.
     assert!(truth.unmatched <= 2 && truth.incomplete <= 2, "{truth:?}");
     let wrong = joined(&exact).into_iter().filter(|joined| {
         let same = |truth: &&support::sim::Truth| truth.points[0].1 == joined.start;

@@ -1,4 +1,4 @@
-//! What is said of an experiment's run beside its table: what parameters' values make of it, and
+//! Parts of an experiment's report besides its table: the effects of parameters' values, and
 //! bonnie++'s own table.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use fathom_run::{
 
 type Axes<'a> = &'a [(&'a str, &'a [&'a str])];
 
-/// A run with every combination of two parameters' values; `cell` fills in what each measured.
+/// A run with every combination of two parameters' values; `cell` adds what each cell measured.
 fn run(dir: &Path, axes: Axes, rounds: u32, cell: impl Fn(&Planned, &mut Cell)) -> Table {
     let owned = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect();
     let parameters = axes.iter();
@@ -76,7 +76,7 @@ fn in_terminal(table: &Table) -> String {
     text
 }
 
-/// Words are wrapped anywhere.
+/// Removes line breaks, which can be anywhere.
 fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -127,7 +127,7 @@ fn a_difference_within_noise_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let table = run(dir.path(), PLACES, 2, |planned, cell| {
         storage(planned, cell);
-        // Once faster, once slower.
+        // The guest is faster in one round, slower in the other.
         if planned.settings["where"] == "guest" && planned.round == 2 {
             cell.measures[0].value *= 1.2;
         }
@@ -150,7 +150,7 @@ fn without_words_nothing_is_said() {
     assert!(!html::render(&table).contains("effects-list"));
 }
 
-/// A stranger's words are clipped and stay text.
+/// Words of an untrusted run are clipped and stay text.
 #[test]
 fn words_of_a_run_are_bounded_and_stay_text() {
     let dir = tempfile::tempdir().unwrap();
@@ -231,7 +231,7 @@ fn figures_of_bonnie_stand_in_its_own_table() {
     assert!(line("qemu-main ").contains(&off), "{text}");
     assert!(line("qemu ").contains(&vec!["qemu", "61252", "12", "91454", "12", "242.6"]));
     assert!(line("qemu ").contains(&vec!["qemu", "32179"]), "{text}");
-    // Of this part it has no figure.
+    // qemu-main has no figure in this part.
     assert!(
         lines.iter().any(|line| line.trim() == "qemu-main"),
         "{text}"
@@ -252,7 +252,7 @@ fn figures_of_bonnie_stand_in_its_own_table() {
     );
     let at = figures.find("74157").unwrap();
     assert!(from - 6 < at && at < to, "{text}");
-    // Not twice, and the rest is where it always is.
+    // No figure is shown twice, and other measures are in their usual table.
     assert!(
         !text.contains("put-block") && text.contains("host.busy"),
         "{text}"

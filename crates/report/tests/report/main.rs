@@ -1,4 +1,4 @@
-//! Reports, by what they say of runs that are simulated, recorded, damaged or hostile.
+//! Tests of reports on runs that are simulated, recorded, damaged or hostile.
 
 mod beside;
 mod captures;

@@ -1,5 +1,4 @@
-//! Runs that watched only part of the way, or whose clocks are related in other ways than by
-//! KVM's offset.
+//! Runs that watched only a part of the path, or whose clocks are not related by KVM's offset.
 
 use crate::support;
 
@@ -19,14 +18,14 @@ const UNTOLD: Watches = Watches {
     guest_ppm: 37,
 };
 
-/// The truth without some points.
+/// Returns the truth without some points.
 fn without(truth: &Truth, points: &[Point]) -> Truth {
     let mut truth = truth.clone();
     truth.points.retain(|(point, _)| !points.contains(point));
     truth
 }
 
-/// Requests that differ from the truth by more than `error`.
+/// Returns the requests that differ from the truth by more than `error`.
 fn wrong(simulated: &Simulated, analysis: &Analysis, error: i64, unseen: &[Point]) -> Vec<String> {
     let exact = analysis.exact.as_ref().expect("a breakdown");
     let mut truths: Vec<Truth> = simulated
@@ -62,8 +61,8 @@ fn without_kvms_offset_causality_relates_the_clocks() {
             analysis.problems
         );
         let wrong = wrong(&simulated, &analysis, error + 2, &[]);
-        // At depth 1 nothing can be mistaken; with more, an error as long as an interrupt's way
-        // leaves some requests that could have been served by either of two handlers.
+        // At depth 1 no mistake is possible. With more requests in flight, an error as long as an
+        // interrupt's way leaves some requests that either of two handlers could have served.
         let allowed = if depth == 1 {
             0
         } else {
@@ -119,7 +118,7 @@ fn an_offset_that_moved_is_not_used() {
     told(&simulated, "KVM wrote the TSC offset");
 }
 
-/// As under TCG: the guest and the server alone.
+/// Only the guest and the server were watched, as under TCG.
 #[test]
 fn without_kvm_the_ways_between_are_one_layer_each() {
     let unseen = [
@@ -149,8 +148,8 @@ fn without_kvm_the_ways_between_are_one_layer_each() {
     );
 }
 
-/// QEMU or qemu-storage-daemon: their system calls tell when they woke, submitted and had the
-/// result, and where they do not nothing is told.
+/// For QEMU or qemu-storage-daemon, system calls show when it woke, submitted and had the result.
+/// Where they leave a doubt, the points are missing.
 #[test]
 fn a_server_without_stamps_is_told_by_its_calls() {
     let mut simulated = Simulated::new(plan(6, 1), Watches::default());
@@ -185,7 +184,7 @@ fn a_server_without_stamps_is_told_by_its_calls() {
         assert!(passed(layer), "{layer:?}");
     }
 
-    // Every wait returns twice: which return was for the request nobody can tell.
+    // Every wait returns twice: which return was for the request is unknown.
     let waits = |event: &&Event| event.args[0] == 271 && event.kind == Kind::SysExit;
     let ticks = |event: &Event, kind, later: u64| Event {
         time: event.time + 3 * later,
@@ -210,7 +209,7 @@ fn a_server_without_stamps_is_told_by_its_calls() {
     assert!(differing.is_empty(), "{differing:#?}");
 }
 
-/// A disk without MSI-X: QEMU raises a pin of the IO-APIC for it, as it does for its timer.
+/// A disk without MSI-X: QEMU raises a pin of the IO-APIC for the disk, as for its timer.
 #[test]
 fn a_legacy_interrupt_gives_the_same_points() {
     const PIN: u64 = 11;
@@ -314,7 +313,7 @@ fn the_host_alone_sees_from_the_kick_to_the_interrupt() {
             assert_eq!(joined.host, truth.host);
             for &(point, at) in &joined.points {
                 let truly = of(&truth, point).map(|(_, at)| at);
-                // Which kick was whose is known only one at a time.
+                // The kick of a request is known only if one request is in flight at a time.
                 let known = depth == 1
                     || !matches!(
                         point,
@@ -388,7 +387,7 @@ fn requests_that_cannot_be_told_apart_are_ambiguous() {
     );
 }
 
-/// Flushes carry no place: two at once are ambiguous.
+/// Flushes have no offset: two at once are ambiguous.
 #[test]
 fn flushes_at_once_are_ambiguous() {
     let simulated = Simulated::new(

@@ -1,4 +1,4 @@
-//! Requests' paths, in reports of runs whose cells have left them.
+//! Requests' paths, in reports of runs whose cells recorded them.
 
 use crate::support::experiment;
 
@@ -25,7 +25,7 @@ fn handed(side: Side, device: &str, thread: &str, frames: &[&str], ns: f64) -> H
     }
 }
 
-/// A guest's read: by a scheduler to the disk, and on the host to the device.
+/// A guest's read: through a scheduler to the disk, and on the host to the device.
 fn path() -> RequestPath {
     let program = [
         "pread64 [libc.so.6]",
@@ -60,7 +60,7 @@ fn path() -> RequestPath {
     }
 }
 
-/// Of one point.
+/// Writes a run with one point.
 fn run(dir: &Path, path: &RequestPath) -> Table {
     let mut run = experiment::run(1);
     let experiment = run.experiment.as_mut().unwrap();
@@ -128,7 +128,7 @@ fn a_picture_has_a_column_for_each_side_and_fits_any_screen() {
         assert_eq!(browser.number("document.scripts.length"), 0.0);
         let wide = browser.number("document.documentElement.scrollWidth - innerWidth");
         assert!(wide <= 0.0, "{width}: {wide} px wider than the window");
-        // Where frames begin: two columns, and nothing of one reaches into the other.
+        // The left edges of frames: two columns, without overlap.
         let left = "[...document.querySelectorAll('.path .frame')].map((one) => \
                     Math.round(one.getBBox().x))";
         let mut left: Vec<i64> = serde_json::from_value(browser.eval(left)).unwrap();

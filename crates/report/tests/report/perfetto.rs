@@ -1,7 +1,7 @@
-//! The trace for Perfetto, read by Perfetto's own published schema.
+//! The trace for Perfetto, read with Perfetto's own published schema.
 //!
-//! The schema is that of the package `perfetto` on PyPI. The first run of these tests installs it
-//! next to what cargo builds.
+//! The schema is from the package `perfetto` on PyPI. The first run of these tests installs it
+//! in cargo's target directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn must_run(command: &mut Command, hint: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A Python that has Perfetto's schema.
+/// Returns a Python that has Perfetto's schema.
 fn python() -> PathBuf {
     static DIR: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
     let dir = DIR.get_or_init(|| {
@@ -44,7 +44,7 @@ fn python() -> PathBuf {
     dir.join("bin/python")
 }
 
-/// What Perfetto would show of a trace.
+/// Returns what Perfetto would show of a trace.
 fn read(trace: &[u8]) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("trace.pftrace");
@@ -66,7 +66,7 @@ fn time(slice: &Value) -> i64 {
     slice["end"].as_i64().unwrap() - slice["start"].as_i64().unwrap()
 }
 
-/// All time of every layer, by the tables.
+/// Returns the total time of every layer, from the tables.
 fn sums(analysis: &Analysis) -> BTreeMap<String, i64> {
     let layers = analysis.exact.iter().flat_map(|exact| &exact.layers);
     layers
@@ -77,8 +77,8 @@ fn sums(analysis: &Analysis) -> BTreeMap<String, i64> {
         .collect()
 }
 
-/// The trace shows what the tables say, to the nanosecond: both follow the same requests by the same
-/// clocks.
+/// Asserts that the trace has the same times as the tables, to the nanosecond: both follow the same
+/// requests by the same clocks.
 fn assert_as_the_tables(simulated: &Simulated) -> Value {
     let analysis = simulated.analyse();
     let shown = read(&render(simulated.dir.path(), &Limits::default()).unwrap());

@@ -1,4 +1,4 @@
-//! Where the CPU went, in reports of runs whose cells have folded stacks.
+//! CPU profiles in reports of runs whose cells have folded stacks.
 
 use crate::support::experiment;
 
@@ -12,7 +12,7 @@ use fathom_run::evidence::LockWait;
 use fathom_testing::until;
 use serde_json::{Value, json};
 
-/// The disk's server works more, the more threads there are; names that want to be markup.
+/// Writes a run in which the disk's server works more with more threads, with names like markup.
 fn run(dir: &Path, served: u64) {
     let run = experiment::whole(dir, 2);
     for planned in &run.experiment.as_ref().unwrap().cells {
@@ -63,7 +63,7 @@ fn the_talks_table_is_there_for_each_side_of_each_point() {
         .collect();
     assert_eq!(sampled.len(), 2);
     for profile in sampled {
-        // Of two rounds.
+        // The sum of two rounds.
         assert_eq!(
             profile[0],
             json!({"side": "guest", "samples": 160, "top": [
@@ -131,7 +131,7 @@ impl Page {
         Page { browser, _dir: dir }
     }
 
-    /// In every flame graph, once it is there.
+    /// Evaluates a script in every flame graph, once it is loaded.
     fn each(&mut self, script: &str) -> Vec<Value> {
         let frames =
             "[...document.querySelectorAll('.flame iframe')].map((frame) => frame.contentDocument)";
@@ -178,7 +178,7 @@ fn each_graph_is_drawn_in_a_frame_of_its_own_in_light_and_dark() {
         light.iter().zip(&dark).all(|(light, dark)| light != dark),
         "{light:?} {dark:?}"
     );
-    // A click makes one frame as wide as the graph, and leaves the others alone.
+    // A click makes one frame as wide as the graph; the other graphs do not change.
     page.browser.eval(
         "(() => { const page = document.querySelector('.flame iframe').contentDocument; \
          [...page.querySelectorAll('#frames > g')].find((one) => \
@@ -206,7 +206,7 @@ fn two_runs_have_graphs_of_their_difference() {
     let mut page = Page::show(&page);
     let first =
         page.each("[...page.querySelectorAll('title')].map((one) => one.textContent).join('|')");
-    // Two points' four parts in the comparison, then those of each run.
+    // The four parts of two points in the comparison, then those of each run.
     assert_eq!(first.len(), 24);
     assert!(
         first[0].as_str().unwrap().contains("75.00%; 0.00%"),

@@ -1,4 +1,4 @@
-//! Requests that go on to another host, of which each side tells by its own clock.
+//! Requests that are sent to another host; each host records them by its own clock.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,10 @@ use fathom_run::{Clock, Event, Kind, Pair, RunKind, StreamInfo, flags};
 use proptest::prelude::*;
 
 const REMOTE: &str = "remote";
-/// Ticks of the remote TSC to a ns.
+/// Ticks of the remote TSC per ns.
 const TICKS: f64 = 2.5;
 
-/// How far the remote host's clock is from this one's.
+/// The distance of the remote host's clock from this host's.
 #[derive(Clone, Copy, Debug)]
 struct Apart {
     distance: i64,
@@ -21,7 +21,7 @@ struct Apart {
 }
 
 impl Apart {
-    /// The remote CLOCK_MONOTONIC at an instant of this host's.
+    /// Returns the remote CLOCK_MONOTONIC at an instant of this host's.
     fn ns(self, at: i64) -> f64 {
         at as f64 + self.distance as f64 + (at as f64 - 1e9) * self.ppm * 1e-6
     }
@@ -31,19 +31,19 @@ impl Apart {
     }
 }
 
-/// What a request did.
+/// What happened to a request.
 #[derive(Clone, Debug)]
 enum Fate {
-    /// It went on; the remote points, by this host's clock.
+    /// The request was sent; the remote points are in times of this host's clock.
     Went(Vec<(Point, i64)>),
-    /// It went on in several commands.
+    /// The request was sent as several commands.
     Several,
     Stayed,
 }
 
 struct Wire {
     simulated: Simulated,
-    /// By when the server handed them on, and what they ask.
+    /// By the time at which the server sent the request, and its offset.
     fates: HashMap<(i64, u64), Fate>,
     others: u64,
 }
@@ -57,7 +57,7 @@ const STAMPS: [Point; 6] = [
     Point::RemoteSent,
 ];
 
-/// Seven rising instants within `from..to`, none of them near its ends.
+/// Returns seven rising instants within `from..to`, none near its ends.
 fn within(random: &mut Random, from: i64, to: i64) -> [i64; 7] {
     let room = (to - from) as u64 * 8 / 10;
     let first = from + (to - from) / 10;
@@ -86,7 +86,7 @@ impl Wire {
                     remote.push(request(event, cookie, at, apart));
                     let mut at = [at[0], at[1], at[2], at[3], at[4], at[6]];
                     if n == 8 {
-                        // Its first piece; the second one ends later.
+                        // The first piece of the request; the second one ends later.
                         let piece = [
                             at[0] - 4,
                             at[0] - 3,
@@ -110,7 +110,7 @@ impl Wire {
             event.args[9] = if flag == flags::WENT { cookie } else { 0 };
             fates.insert((from, event.args[6]), fate);
             if i % 7 == 0 {
-                // Somebody else's.
+                // Another client's request.
                 let at = within(&mut random, from, to);
                 remote.push(request(event, random.next(), at, apart));
                 others += 1;
@@ -150,7 +150,7 @@ impl Wire {
     }
 }
 
-/// As the remote server records it.
+/// Returns a request as the remote server records it.
 fn request(near: &Event, cookie: u64, at: [i64; 7], apart: Apart) -> Event {
     let [wake, stages @ ..] = at.map(|at| apart.tsc(at));
     let mut args = [0; 10];
@@ -202,7 +202,8 @@ proptest! {
                         prop_assert_eq!(point, true_point);
                         prop_assert!((at - true_at).abs() <= error + 3, "{point:?}: {at} for {true_at}, {error}");
                     }
-                    // What does not depend on how far the clocks are apart is as it was, but for their rates.
+                    // Sums that do not depend on the distance of the clocks are unchanged, except
+                    // for rates.
                     let time = |wanted: &[Layer]| -> i64 {
                         let layers = request.layers.iter().filter(|(layer, _)| wanted.contains(layer));
                         layers.map(|(_, time)| time).sum()
@@ -253,7 +254,7 @@ fn what_is_missing_there_is_said() {
     assert_eq!(truth.inconsistent, 1, "{truth:?}");
 }
 
-/// Of two recordings what both saw counts.
+/// Of two recordings, the time that both watched counts.
 #[test]
 fn a_recording_that_begins_later_and_ends_earlier_lacks_nothing() {
     let apart = Apart {
@@ -272,11 +273,11 @@ fn a_recording_that_begins_later_and_ends_earlier_lacks_nothing() {
     let exact = exact(wire.simulated.analyse());
     let truth = &exact.truth;
     assert!(truth.joined > 300, "{truth:?}");
-    // Of the last ones in flight the guest's side is known, and where they went.
+    // For the last requests in flight, only the guest's side and the destination are known.
     assert!(truth.incomplete <= 32, "{truth:?}");
 }
 
-/// Another server's records, or those of another time.
+/// The records of another server, or of another time.
 #[test]
 fn a_stranger_is_left_out() {
     let apart = Apart {

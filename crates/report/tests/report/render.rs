@@ -1,5 +1,5 @@
-//! What the renderers write: against a report that was read and found good, and against readers
-//! of the formats that are not ours.
+//! The renderers' output, compared with a reviewed report and read by independent readers of the
+//! formats.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,8 @@ fn golden(name: &str) -> PathBuf {
     tests.join(name)
 }
 
-/// With FATHOM_BLESS set, what is written now becomes what is expected: read the difference.
+/// Compares text with a reviewed file. If FATHOM_BLESS is set, overwrites the file: review the
+/// diff.
 fn assert_golden(name: &str, text: &str) {
     let path = golden(name);
     if std::env::var_os("FATHOM_BLESS").is_some() {
@@ -138,7 +139,7 @@ fn a_run_without_anything_has_a_report() {
     assert!(csv::render(&run).is_empty());
 }
 
-/// A file of comma-separated values as Python's reader has it.
+/// Reads a file of comma-separated values with Python's reader.
 fn read_csv(text: &str) -> Vec<Value> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file.csv");
@@ -165,7 +166,7 @@ fn file(run: &Analysis, name: &str) -> Vec<Value> {
     read_csv(&found.unwrap_or_else(|| panic!("no {name}")).text)
 }
 
-/// A field of a CSV row is the JSON report's value.
+/// Asserts that a field of a CSV row equals the JSON report's value.
 fn assert_same(field: &Value, value: &Value) {
     let text = field.as_str().unwrap();
     match value {

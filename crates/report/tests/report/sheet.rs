@@ -1,4 +1,4 @@
-//! Reports of experiments whose measures stand below each other.
+//! Reports of experiments whose measures are in rows.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use fathom_report::cells::{Table, html, json, terminal};
 use fathom_report::render::terminal::Style;
 use fathom_run::{Cell, Sheet, SheetRow};
 
-/// A run whose experiment asks for a sheet of its servers, at so many values of another axis.
+/// Writes a run whose experiment has a sheet of its servers, with `threads` values of another axis.
 fn sheet(threads: usize, said: &str) -> Table {
     let dir = tempfile::tempdir().unwrap();
     let mut run = run(5);

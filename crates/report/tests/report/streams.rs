@@ -1,5 +1,5 @@
-//! Whatever a run directory's files say: the analysis ends, its memory is bounded, and it claims
-//! no more time than there was.
+//! Whatever the files of a run directory contain: the analysis ends, its memory is bounded, and the
+//! times that it reports do not exceed the real time.
 
 use fathom_report::calls::Calls;
 use fathom_report::locks::{Locks, MutexNames};
@@ -20,7 +20,7 @@ const NAMES: [&str; 9] = [
     "a.c",
 ];
 
-/// Events that often meet: few threads, calls and addresses.
+/// Generates events that often refer to each other: few threads, calls and addresses.
 fn event() -> impl Strategy<Value = Event> {
     let kind = prop_oneof![
         4 => Just(Kind::SysEnter),

@@ -1,5 +1,5 @@
-//! A headless Chromium, driven over its debugging pipe (DevTools protocol): messages are JSON with
-//! a NUL behind each, in on its descriptor 3, out on 4.
+//! A headless Chromium, driven over its debugging pipe (DevTools protocol). Messages are JSON with
+//! a terminating NUL; the browser reads from descriptor 3 and writes to descriptor 4.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use fathom_testing::PATIENCE;
 use serde_json::{Value, json};
 
-/// Pages are ours, and root (as in containers) cannot have the sandbox.
+/// The pages are trusted, and root (as in containers) cannot use the sandbox.
 const START: &str = "exec chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars \
                      --no-first-run --disable-extensions --user-data-dir=\"$0\" \
                      --remote-debugging-pipe about:blank 3<&0 4>&1 </dev/null >/dev/null 2>&1";
@@ -21,15 +21,15 @@ pub struct Browser {
     from: Receiver<Value>,
     session: Option<String>,
     calls: u64,
-    /// Events that came while an answer was awaited.
+    /// Events that arrived while a reply was awaited.
     events: Vec<Value>,
-    /// What its pages may ask for begins with this.
+    /// The prefix of URLs that the pages may request.
     home: String,
     profile: tempfile::TempDir,
 }
 
 impl Browser {
-    /// Starts one with a window of that size.
+    /// Starts a browser with a window of this size.
     pub fn start(width: u32, height: u32) -> Browser {
         let profile = tempfile::tempdir().unwrap();
         let mut child = Command::new("sh")
@@ -102,7 +102,8 @@ impl Browser {
         }
         let mut bytes = message.to_string().into_bytes();
         bytes.push(0);
-        // A browser that is not there breaks the pipe; the wait for its answer tells how to get it.
+        // Without a browser the pipe breaks; waiting for the reply then explains how to install
+        // one.
         let _ = self.to.as_mut().unwrap().write_all(&bytes);
         loop {
             let mut answer = self.next();
@@ -119,7 +120,8 @@ impl Browser {
         self.navigate(&format!("file://{}", file.display()));
     }
 
-    /// Opens a server's page, which may ask that server for more, and waits until it is loaded.
+    /// Opens a server's page, which may request more from that server, and waits until it is
+    /// loaded.
     #[allow(dead_code, reason = "reports have no server")]
     pub fn visit(&mut self, url: &str) {
         self.home = url.to_owned();
@@ -136,16 +138,16 @@ impl Browser {
             let event = self.next();
             self.events.push(event);
         }
-        // Observers of sizes have run once two frames were drawn.
+        // Resize observers have run after two frames.
         self.eval(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))",
         );
     }
 
-    /// What went wrong so far: exceptions, console messages, entries of the browser's log, and
-    /// requests for anything but files, or what belongs to the page that was visited.
+    /// Returns everything that went wrong so far: exceptions, console messages, and entries of the
+    /// browser's log. Also returns requests for anything but files or URLs of the visited server.
     pub fn complaints(&mut self) -> Vec<String> {
-        // All that was caused until now has come once this is answered.
+        // All events caused so far arrive before this reply.
         self.eval("0");
         let home = &self.home;
         let bad = |event: &&Value| match event["method"].as_str() {
@@ -163,7 +165,7 @@ impl Browser {
             .collect()
     }
 
-    /// The value of an expression in the page, awaited if it is a promise.
+    /// Evaluates an expression in the page, and awaits it if it is a promise.
     pub fn eval(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
         let mut result = self.call("Runtime.evaluate", params);
@@ -175,7 +177,7 @@ impl Browser {
         result["result"]["value"].take()
     }
 
-    /// The same as text.
+    /// Evaluates an expression whose value is text.
     pub fn text(&mut self, expression: &str) -> String {
         let value = self.eval(expression);
         value
@@ -191,7 +193,7 @@ impl Browser {
             .unwrap_or_else(|| panic!("{expression}: {value}"))
     }
 
-    /// Tells pages that people want them dark, or light.
+    /// Sets the preferred colour scheme to dark or light.
     pub fn dark(&mut self, dark: bool) {
         let value = if dark { "dark" } else { "light" };
         let features = json!([{"name": "prefers-color-scheme", "value": value}]);
@@ -201,7 +203,7 @@ impl Browser {
         );
     }
 
-    /// Scrolls an element into view and returns where its left upper corner is.
+    /// Scrolls an element into view and returns the position of its top left corner.
     pub fn place(&mut self, element: &str) -> (f64, f64) {
         let corner = self.eval(&format!(
             "(() => {{ const it = {element}; it.scrollIntoView({{block: 'center'}}); \
@@ -216,13 +218,13 @@ impl Browser {
         self.call("Input.dispatchMouseEvent", params);
     }
 
-    /// Points at an element, `x` and `y` from its left upper corner.
+    /// Moves the pointer to an element, `x` and `y` from its top left corner.
     pub fn point(&mut self, element: &str, x: f64, y: f64) {
         let (left, top) = self.place(element);
         self.mouse("mouseMoved", left + x, top + y, 0);
     }
 
-    /// Clicks into the middle of an element.
+    /// Clicks on the middle of an element.
     pub fn click(&mut self, element: &str) {
         let (left, top) = self.place(element);
         let width = self.number(&format!("{element}.getBoundingClientRect().width"));
@@ -247,7 +249,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Without its pipe the browser ends, and its children with it.
+        // Closing the pipe ends the browser and its children.
         self.to = None;
         while self.from.recv_timeout(Duration::from_secs(10)).is_ok() {}
         let _ = self.child.kill();

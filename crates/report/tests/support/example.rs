@@ -1,4 +1,4 @@
-//! A made-up analysis with something in every part, for the renderers' tests.
+//! A made-up analysis with content in every part, for the renderers' tests.
 
 use fathom_report::analysis::{
     Analysis, CallRow, Delivery, Distribution, Exact, HeatMap, HostClass, Joined, Layer, LayerRow,
@@ -10,16 +10,16 @@ use fathom_run::{
     Benchmark, BlockDevice, Disk, Environment, Machine, Role, RunKind, Scenario, Thread,
 };
 
-/// Requests of [`analysis`].
+/// Number of requests of [`analysis`].
 pub const REQUESTS: i64 = 2000;
 /// A name that would end a script, move a cursor, and split a line of a table.
 #[allow(dead_code, reason = "not every test needs it")]
 pub const HOSTILE: &str = "vd</script><img src=x onerror=alert(1)>\x1b[2J,\"a\"\nb";
 
-/// A layer, and what a request spends in it.
+/// A layer, and the time in ns that a request spends in it.
 type Timed = (Layer, fn(i64) -> i64);
 
-/// Layers, and what the `i`th request spends in each: every 100th waits for the device.
+/// Layers, and the time that the `i`th request spends in each; every 100th waits for the device.
 const LAYERS: [Timed; 11] = [
     (Layer::GuestSubmit, |i| 2_000 + i % 7 * 100),
     (Layer::GuestBatch, |i| 300 + i % 3 * 10),
@@ -204,7 +204,7 @@ fn machine(kernel: &str, cpus: u32) -> Machine {
     }
 }
 
-/// Everything that can be said, small enough to be read.
+/// Returns an analysis with every kind of content, small enough to read.
 pub fn analysis() -> Analysis {
     Analysis {
         kind: RunKind::Lab,

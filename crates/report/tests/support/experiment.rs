@@ -16,13 +16,13 @@ pub const HOSTILE: &str = "</td></script><img src=x onerror=alert(1)>\x1b[2J\u{2
 const SERVERS: [&str; 3] = ["qemu", "qsd", "fathom"];
 const THREADS: [&str; 2] = ["1", "8"];
 
-/// Twelve or more cells: three servers, two numbers of threads, in so many rounds.
+/// Returns a run with six cells per round: three servers, each with two numbers of threads.
 pub fn run(rounds: u32) -> Run {
     let mut cells = Vec::new();
     for round in 1..=rounds {
         for (i, threads) in THREADS.iter().enumerate() {
             for j in 0..SERVERS.len() {
-                // Another order in each round.
+                // The order differs in each round.
                 let server = SERVERS[(j + i + round as usize) % SERVERS.len()];
                 cells.push(planned(cells.len() + 1, round, server, threads));
             }
@@ -89,8 +89,8 @@ fn planned(number: usize, round: u32, server: &str, threads: &str) -> Planned {
     }
 }
 
-/// What a cell measures: QEMU and qemu-storage-daemon are the same but for noise, Fathom is faster;
-/// later rounds are slower for all.
+/// Returns a cell's measurements. QEMU and qemu-storage-daemon differ only by noise, and Fathom is
+/// faster. Later rounds are slower for all.
 pub fn cell(planned: &Planned) -> Cell {
     let noise = f64::from(planned.round * 7 % 5) / 100.0;
     let (speed, noise) = match planned.settings["server"].as_str() {
@@ -146,7 +146,7 @@ pub fn cell(planned: &Planned) -> Cell {
     }
 }
 
-/// Writes a run with those of its cells that have been run.
+/// Writes a run and those of its cells that have been run.
 pub fn write(dir: &Path, run: &Run, cells: impl IntoIterator<Item = Cell>) {
     run.save(dir).unwrap();
     for cell in cells {
@@ -160,7 +160,7 @@ pub fn write(dir: &Path, run: &Run, cells: impl IntoIterator<Item = Cell>) {
     }
 }
 
-/// A run that went to its end.
+/// Writes a finished run.
 pub fn whole(dir: &Path, rounds: u32) -> Run {
     let run = run(rounds);
     let cells = run.experiment.as_ref().unwrap().cells.iter();
@@ -168,8 +168,8 @@ pub fn whole(dir: &Path, rounds: u32) -> Run {
     run
 }
 
-/// A run of one factor at a time: QEMU with one thread is the base, and each point differs from it in
-/// the server or in the threads.
+/// Writes a run of one factor at a time. The base is QEMU with one thread, and each point differs
+/// from it in the server or in the threads.
 pub fn one_factor(dir: &Path, rounds: u32) -> Run {
     let mut run = run(rounds);
     let experiment = run.experiment.as_mut().unwrap();
@@ -181,7 +181,7 @@ pub fn one_factor(dir: &Path, rounds: u32) -> Run {
     run
 }
 
-/// Settings in the way of a table.
+/// Returns settings in the type that tables use.
 pub fn settings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     let pairs = pairs.iter();
     pairs

@@ -1,5 +1,4 @@
-//! What a report is held against: reports that were read and found good, a width, and an oracle that
-//! is not ours.
+//! Checks of a report: comparison with a reviewed file, maximum width, and an independent oracle.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +10,8 @@ fn golden(name: &str) -> PathBuf {
     tests.join("data").join(name)
 }
 
-/// With FATHOM_BLESS set, what is written now becomes what is expected: read the difference.
+/// Compares text with a reviewed file. If FATHOM_BLESS is set, overwrites the file: review the
+/// diff.
 pub fn assert_golden(name: &str, text: &str) {
     let path = golden(name);
     if std::env::var_os("FATHOM_BLESS").is_some() {
@@ -31,7 +31,7 @@ pub fn assert_fits(text: &str) {
     }
 }
 
-/// How many figures the oracle has found to be right.
+/// Returns the number of figures that the oracle found to be right.
 pub fn oracle(report: &str) -> u32 {
     let script = golden("").join("../report/cells/oracle.py");
     let mut child = Command::new("python3")

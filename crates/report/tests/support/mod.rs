@@ -18,16 +18,16 @@ use fathom_run::{
 };
 use sim::{EXTENTS, Plan, Streams, Truth};
 
-/// How the simulated clocks run.
+/// The rates and offsets of the simulated clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Watches {
     /// The guest's TSC minus the host's (before scaling the guest's).
     pub offset: i64,
     /// KVM's ratio, with 48 bits of fraction.
     pub ratio: Option<u64>,
-    /// Whether KVM's offset is in the run.
+    /// Whether the run contains KVM's offset.
     pub told: bool,
-    /// The guest's own idea of a second is off by this many parts of a million.
+    /// Error of the guest's own second, in parts per million.
     pub guest_ppm: i64,
 }
 
@@ -42,10 +42,10 @@ impl Default for Watches {
     }
 }
 
-/// Ticks of the simulated TSC to a ns.
+/// Ticks of the simulated TSC per ns.
 const TICKS: u64 = 3;
 const TSC_AT_ZERO: u64 = 5_000_000_000_000;
-/// The guest booted this much later.
+/// Time in ns after the host's boot at which the guest booted.
 const GUEST_ZERO: u64 = 500_000_000;
 
 impl Watches {
@@ -95,7 +95,7 @@ impl Watches {
     }
 }
 
-/// Which of an event's arguments are times.
+/// Returns which of an event's arguments are times.
 pub fn times(kind: Kind) -> std::ops::Range<usize> {
     match kind {
         Kind::BenchOperation => 0..1,
@@ -187,7 +187,7 @@ pub fn threads(plan: &Plan) -> Vec<Thread> {
     workers.chain(vcpus).collect()
 }
 
-/// The run of a plan, with one traced round.
+/// Returns the run of a plan, with one traced round.
 pub fn run(plan: &Plan, watches: &Watches, files: &Files, last: u64) -> Run {
     let bench = files.iter().find(|(name, ..)| *name == "bench");
     let operations = bench.map_or(0, |(_, _, events)| events.len() as u64);
@@ -231,7 +231,7 @@ pub fn run(plan: &Plan, watches: &Watches, files: &Files, last: u64) -> Run {
     }
 }
 
-/// Writes a run directory; streams are written as they are.
+/// Writes a run directory with these streams, unchanged.
 pub fn write(dir: &Path, run: &Run, files: &Files) {
     let folder = dir.join(&run.rounds[0].name);
     std::fs::create_dir_all(&folder).unwrap();
@@ -290,7 +290,7 @@ impl Simulated {
         }
     }
 
-    /// The server's calls instead of its own stamps.
+    /// Replaces the server's stamps with its calls.
     pub fn with_calls(&mut self) {
         let tick = |ns| self.watches.host_tsc(ns);
         let calls = self.calls.iter();
@@ -303,7 +303,7 @@ impl Simulated {
         *file.expect("Fathom's records") = ("io-calls", Clock::HostTsc, calls);
     }
 
-    /// The same after its run or its files were changed.
+    /// Writes the run again, after its description or its files were changed.
     pub fn rewrite(&self) {
         write(self.dir.path(), &self.run, &self.files);
     }
@@ -313,7 +313,7 @@ impl Simulated {
         &mut found.unwrap().2
     }
 
-    /// Leaves a stream out of the run.
+    /// Removes a stream from the run.
     pub fn without(&mut self, name: &str) {
         self.files.retain(|(known, ..)| *known != name);
         self.run.rounds[0].streams.retain(|info| info.name != name);
@@ -327,14 +327,14 @@ impl Simulated {
     }
 }
 
-/// All joined requests, by their start.
+/// Returns all joined requests, by their start.
 pub fn joined(exact: &Exact) -> Vec<Joined> {
     let mut all = exact.slowest.clone();
     all.sort_by_key(|joined| (joined.start, joined.offset));
     all
 }
 
-/// Why a joined request is not the true one, with times within `error`.
+/// Returns how a joined request differs from the truth, with times within `error`.
 pub fn difference(joined: &Joined, truth: &Truth, error: i64) -> Option<String> {
     let points: Vec<_> = joined
         .points

@@ -5,13 +5,13 @@ use fathom_report::render::html::render;
 
 use super::browser::Browser;
 
-/// A page in a browser; the file lives as long.
+/// A page in a browser; its file exists as long as this value.
 pub struct Page {
     pub browser: Browser,
     _dir: tempfile::TempDir,
 }
 
-/// Opens the page of runs.
+/// Opens the page of these runs.
 pub fn show(runs: &[(String, Analysis)]) -> Page {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("report.html");
@@ -27,7 +27,7 @@ pub fn one(run: Analysis) -> Vec<(String, Analysis)> {
 }
 
 impl Page {
-    /// The cells of a table, by rows.
+    /// Returns the cells of a table, by rows.
     pub fn table(&mut self, id: &str) -> Vec<Vec<String>> {
         let rows = self.browser.eval(&format!(
             "[...document.querySelectorAll('#{id} tbody tr')].map((row) => \
@@ -36,7 +36,7 @@ impl Page {
         serde_json::from_value(rows).unwrap()
     }
 
-    /// What the tooltip says; None where there is none.
+    /// Returns the tooltip's text; None if no tooltip is shown.
     pub fn tooltip(&mut self) -> Option<String> {
         let tip = "document.querySelector('.tooltip')";
         let shown = self.browser.eval(&format!("!{tip}.hidden")) == true;
@@ -48,7 +48,7 @@ impl Page {
         self.browser.eval(&count).as_u64().unwrap()
     }
 
-    /// Points at a value in a chart on a canvas.
+    /// Moves the pointer to a value in a chart on a canvas.
     pub fn point_at(&mut self, chart: &str, x: f64, y: f64) {
         let plot = format!("document.querySelector('[data-chart={chart}] .plot').plot");
         let left = self.browser.number(&format!("{plot}.valToPos({x}, 'x')"));
@@ -56,7 +56,7 @@ impl Page {
         self.browser.point(&format!("{plot}.over"), left, top);
     }
 
-    /// Nothing went wrong in the page.
+    /// Asserts that nothing went wrong in the page.
     pub fn assert_no_complaints(&mut self) {
         assert_eq!(self.browser.complaints(), [""; 0]);
     }

@@ -1,4 +1,4 @@
-//! Numbers that are the same every time.
+//! Random numbers from a seed; the same seed gives the same numbers.
 
 pub struct Random(u64);
 

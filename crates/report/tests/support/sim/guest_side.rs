@@ -30,7 +30,7 @@ impl World {
         }
     }
 
-    /// The vCPU works until then, and halts a little later if nothing comes.
+    /// Keeps a vCPU busy until this time; it halts a little later if nothing arrives.
     pub(super) fn work_until(&mut self, vcpu: u16, until: i64) {
         let cpu = &mut self.vcpus[usize::from(vcpu)];
         cpu.busy = cpu.busy.max(until);
@@ -217,7 +217,8 @@ impl World {
         self.at(signal, Ev::Signal(queue));
         self.vcpus[usize::from(vcpu)].busy = back;
         self.vcpus[usize::from(vcpu)].kick = (exit, back);
-        // Entered at once, in the simulation's order; its time is when it comes back.
+        // The vCPU enters at once in the simulation's order; the event's time is when it comes
+        // back.
         self.vcpus[usize::from(vcpu)].inside = true;
         self.kvm(back, Kind::KvmEntry, host, &[u64::from(vcpu), 0]);
         self.after_submit(back + 10, vcpu);

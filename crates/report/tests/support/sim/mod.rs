@@ -1,7 +1,7 @@
-//! A simulation of guests, queues and a server, event by event, and the truth about each request.
+//! Simulates guests, queues and a server, event by event, and records the truth about each request.
 //!
-//! It knows nothing of the join: it moves requests through rings, doorbells, eventfds, interrupts
-//! and handlers as a guest's driver, KVM and a server would, and notes what happened to each.
+//! The simulation is independent of the join. It moves requests through rings, doorbells, eventfds,
+//! interrupts and handlers as a guest's driver, KVM and a server would.
 
 mod guest_side;
 mod server_side;
@@ -18,7 +18,8 @@ pub const GUEST_DEV: u64 = 254 << 20;
 pub const HOST_DEV: u64 = 259 << 20;
 pub const SERVER_PID: u32 = 500;
 pub const QEMU_PID: u32 = 600;
-/// Where the image lies on the host's device: two extents, the second before the first.
+/// Extents of the image on the host's device, as (offset in the image, offset on the device,
+/// length); the second lies before the first.
 pub const EXTENTS: [(u64, u64, u64); 2] = [(0, 1 << 40, 1 << 20), (1 << 20, 1 << 30, 1 << 50)];
 
 pub fn vq(queue: u16) -> u64 {
@@ -43,7 +44,7 @@ pub fn vcpu_tid(vcpu: u16) -> u32 {
     QEMU_PID + 1 + u32::from(vcpu)
 }
 
-/// What is simulated.
+/// The parameters of a simulation.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
@@ -51,27 +52,27 @@ pub struct Plan {
     pub depth: u64,
     pub vcpus: u16,
     pub queues: u16,
-    /// How long the server looks by itself before it sleeps, in ns.
+    /// Time in ns for which the server polls before it sleeps.
     pub polling: i64,
-    /// Kicks as kvm_fast_mmio, told after the signal.
+    /// Kicks are kvm_fast_mmio events, which follow the signal.
     pub fast_mmio: bool,
-    /// There is a probe on eventfd_signal.
+    /// eventfd_signal has a probe.
     pub eventfds: bool,
-    /// The guest's probes tell virtqueues and interrupts.
+    /// The guest's probes record virtqueues and interrupts.
     pub vqs: bool,
     /// Random places instead of sequential ones.
     pub random: bool,
-    /// How many places of 4 KiB the disk has; few make requests that cannot be told apart.
+    /// Number of places of 4 KiB on the disk; few places make requests with equal keys.
     pub places: u64,
-    /// Of 100 requests: flushes, discards, writes, host splits, host merges (of neighbours), page
-    /// cache hits.
+    /// Of 100 requests, the number of flushes, discards, writes, host splits, host merges (of
+    /// neighbours) and page cache hits.
     pub flushes: u64,
     pub discards: u64,
     pub writes: u64,
     pub splits: u64,
     pub merges: u64,
     pub cached: u64,
-    /// Of 100 operations: split by the guest into two requests.
+    /// Of 100 operations, the number that the guest splits into two requests.
     pub large: u64,
 }
 
@@ -112,7 +113,7 @@ pub struct Truth {
     pub host: HostClass,
 }
 
-/// Streams, by what writes them; times in ns of the host's CLOCK_MONOTONIC.
+/// Streams, by their writer; times are in ns of the host's CLOCK_MONOTONIC.
 #[derive(Clone, Debug, Default)]
 pub struct Streams {
     pub bench: Vec<Event>,
@@ -120,7 +121,7 @@ pub struct Streams {
     pub kvm: Vec<Event>,
     pub block: Vec<Event>,
     pub fathom: Vec<Event>,
-    /// What a server without stamps of its own asks of the kernel.
+    /// The system calls of a server without its own stamps.
     pub calls: Vec<Event>,
 }
 
@@ -139,7 +140,7 @@ struct Rq {
     delivery: Delivery,
     host: HostClass,
     wake: i64,
-    /// The interrupt that was sent for its batch, and the vCPU's entry if it was outside.
+    /// The interrupt that was sent for the request's batch, as an index of the sent ones.
     sent: Option<usize>,
 }
 
@@ -161,7 +162,7 @@ struct KickInfo {
     at: i64,
     exit: i64,
     signal: i64,
-    /// As an analysis can see the signal.
+    /// The time of the signal as an analysis can see it.
     seen: i64,
     brought: u32,
 }
@@ -170,7 +171,7 @@ struct KickInfo {
 struct Sent {
     at: i64,
     entry: Option<i64>,
-    /// Before that the host ran its thread again, if it slept.
+    /// When the host ran the vCPU's thread again, before that entry, if it slept.
     woken: Option<i64>,
 }
 
@@ -178,11 +179,11 @@ struct Sent {
 struct Vcpu {
     inside: bool,
     busy: i64,
-    /// Its last entry; it may lie ahead.
+    /// The last entry, which may be in the future.
     entry: i64,
-    /// When it last went on after a sleep, before that entry.
+    /// When the vCPU last resumed after a sleep, before that entry.
     woken: i64,
-    /// Its last exit for a doorbell, and when it comes back.
+    /// The last exit for a doorbell, and the time of the return.
     kick: (i64, i64),
     handling: bool,
     idle: Vec<u64>,
@@ -200,7 +201,7 @@ struct Queue {
     poll_until: i64,
     done: Vec<usize>,
     finishing: bool,
-    /// The server's thread is busy with interrupts until then.
+    /// The server's thread is busy with interrupts until this time.
     free: i64,
     used: Vec<usize>,
     callbacks: bool,
@@ -273,7 +274,7 @@ impl World {
         world
     }
 
-    /// Runs to the end: the streams, and the truth by operation.
+    /// Runs to the end. Returns the streams, and the truth by operation.
     pub fn run(mut self) -> (Streams, Vec<Truth>) {
         while let Some(Reverse((now, _, ev))) = self.agenda.pop() {
             self.happen(now, ev);
@@ -379,7 +380,7 @@ impl World {
     }
 }
 
-/// Where bytes of the image lie.
+/// Returns the ranges of the device that hold the image's bytes.
 fn physical(offset: u64, length: u64) -> Vec<(u64, u64)> {
     EXTENTS
         .iter()

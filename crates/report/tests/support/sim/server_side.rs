@@ -85,7 +85,7 @@ impl World {
         self.at(later, Ev::Look(queue));
     }
 
-    /// The host's block layer.
+    /// Simulates the host's block layer.
     pub(super) fn below(&mut self, device: i64, queue: u16, group: &[usize]) {
         let first = &self.rqs[group[0]];
         let (flags, offset) = (first.flags, first.offset);
@@ -164,7 +164,7 @@ impl World {
             let later = self.some(100, 400);
             self.at(now + later, Ev::Look(queue));
         } else {
-            // Arm, look once more (nothing new: this is one instant), sleep.
+            // Arm, check once more (nothing new, as no time passes), sleep.
             ring.armed = true;
             ring.asleep = true;
             if ring.signalled {
@@ -219,7 +219,7 @@ impl World {
         }
     }
 
-    /// As a server's thread that serves one request at a time would make them: it waits for the
+    /// Returns the calls of a server's thread that serves one request at a time: it waits for the
     /// kick, submits, and waits for the completion.
     fn calls_of(&self, rq: usize) -> Vec<(u64, i64, i64)> {
         const PPOLL: u64 = 271;
