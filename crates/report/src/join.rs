@@ -10,7 +10,6 @@
 //! The join guesses nothing. A request without a counterpart is unmatched. A request with several
 //! possible counterparts is ambiguous. A request that lacks a watched point is incomplete. Events
 //! that contradict others are inconsistent. The report shows the count of each of the four.
-//! contradict the others are inconsistent. All four are counted and told.
 
 mod blocks;
 mod doorbell;
@@ -88,7 +87,7 @@ pub(crate) struct Counts {
     pub(crate) background: u64,
     /// Kicks that exited to user space.
     pub(crate) userspace: u64,
-    /// Requests to the remote disk that this host's server did not send.
+    /// Records of the remote server that match no request of this host's server.
     pub(crate) others: u64,
     /// Requests that were sent to another server, which was not watched.
     pub(crate) gone: u64,

@@ -365,7 +365,7 @@ mod tests {
             rounds: vec![
                 measured(100.0, [90.0, 80.0, 0.0, 40.0]),
                 measured(104.0, [92.0, 84.0, 0.0, 44.0]),
-                measured(500.0, [0.0, 400.0, 0.0, 0.0]), // lacks the guest
+                measured(500.0, [0.0, 400.0, 0.0, 0.0]), // without the guest's row
             ],
             qemu: Some(qemu.clone()),
         };

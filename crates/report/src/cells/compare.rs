@@ -163,7 +163,7 @@ fn pairs(measures: &[Column], a: &Point, b: &Point) -> BTreeMap<String, Pair> {
             .then(|| Ratio::unpaired(&b.rounds, &a.rounds))
             .flatten();
         let without = |figure: &Figure| Figure {
-            ratio: None, // to its own run's base
+            ratio: None, // it relates to the base of its own run
             ..figure.clone()
         };
         let pair = Pair {

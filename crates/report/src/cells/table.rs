@@ -310,7 +310,7 @@ fn compare(points: &mut [Point], columns: &[Column], beside: Option<&str>) {
             others
         });
         let Some(base) = before.get(*bases.entry(alike).or_insert(at)) else {
-            continue; // it is one itself
+            continue; // the point is itself a base
         };
         for column in columns.iter().filter(judged) {
             let base = base.measures.get(&column.name);

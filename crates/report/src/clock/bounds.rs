@@ -81,7 +81,7 @@ fn rough(guest: &[GuestTrip], host: &[HostTrip]) -> Option<(i64, i64)> {
         for host in host.iter().filter(|host| same(guest, host)) {
             let (low, high) = window(guest, host);
             if low <= high {
-                edges.push((low, -1)); // begins: before the ends at the same place
+                edges.push((low, -1)); // starts sort before ends at the same distance
                 edges.push((high, 1));
             }
         }
@@ -133,7 +133,7 @@ fn track(guest: &[GuestTrip], host: &[HostTrip], rough: (i64, i64), bounds: &mut
         });
         let Some(i) = fits.next() else { continue };
         if fits.next().is_some() {
-            continue; // it could be either: neither bounds anything
+            continue; // ambiguous, so neither gives a bound
         }
         used[i] = true;
         matched += 1;

@@ -60,7 +60,7 @@ pub(crate) fn of_guest(
     while let Some(seen) = merged.next()
         && trips.len() < MOST
     {
-        let end = Some(seen.at); // an operation's own end is of no use here
+        let end = Some(seen.at); // the true end of an operation is not needed here
         guest.event(seen.at, &seen.event, end);
         for id in std::mem::take(&mut guest.fresh) {
             // No caller removes operations here, so drop the old ones without a request.

@@ -231,7 +231,7 @@ impl Kvm {
             return;
         };
         if self.is_stranger(tid) {
-            return; // a server may signal its own kick
+            return; // a server may signal its own kick eventfd
         }
         let open = self.open_doorbell(tid, |doorbell| doorbell.signalled.is_none());
         if let Some(doorbell) = open {

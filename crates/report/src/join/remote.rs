@@ -27,7 +27,7 @@ pub(crate) struct Remote {
     order: VecDeque<(i64, u64)>,
     /// The time of the last wake.
     last: i64,
-    /// Requests to the remote disk that this host's server did not send.
+    /// Number of records that match no request of this host's server.
     pub(crate) others: u64,
 }
 

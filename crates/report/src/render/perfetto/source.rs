@@ -91,7 +91,7 @@ impl Watched<'_> {
             all += 1;
             earliest.push(Early(way.extent().0, way.number, way));
             if earliest.len() > most {
-                earliest.pop(); // the latest
+                earliest.pop(); // drops the latest request
             }
         });
         let common = timing::common_window(run, &self.survey, &self.time);

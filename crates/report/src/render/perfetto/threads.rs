@@ -148,7 +148,7 @@ impl Line {
 
     fn call(&mut self, trace: &mut Trace, at: i64, name: &str) {
         if self.open != Open::Nothing {
-            trace.end(self.track, at); // its end was lost
+            trace.end(self.track, at); // the end of the open slice was lost
         }
         trace.slice(self.track, at, name, Flow::None, &[]);
         self.open = Open::Call;

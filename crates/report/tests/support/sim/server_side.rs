@@ -214,7 +214,7 @@ impl World {
         }
         for &rq in &done {
             self.rqs[rq].at[Point::Used as usize] = Some(now);
-            self.rqs[rq].at[Point::Return as usize] = Some(end); // kept for its record
+            self.rqs[rq].at[Point::Return as usize] = Some(end); // its record needs the end
             self.rqs[rq].sent = sent;
         }
     }
