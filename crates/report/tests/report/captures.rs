@@ -1,9 +1,9 @@
 //! Small real captures, compared with figures that a dozen lines of Python took from the same text.
 //!
 //! - `dd.events`: the system calls of `dd bs=4k count=30 iflag=direct`, by ftrace, in whole
-//! microseconds;
+//!   microseconds;
 //! - `locks.events`: the system calls of a program (not position-independent) whose two threads
-//! each take `the_lock`, at 0x404060, 12 times and hold it for 2 ms;
+//!   each take `the_lock`, at 0x404060, 12 times and hold it for 2 ms;
 //! - `qemu-threads.events`: QEMU 10.0 serving a guest that reads, aio=threads, 1 us resolution;
 //! - `qemu-mutexes.events`: the same for 500 us, with its mutex events.
 
