@@ -214,10 +214,13 @@ impl Turns {
     /// collects locks that have been granted.
     pub(crate) fn look(&mut self) {
         let ranges = self.ranges.clone();
-        let mut inner = ranges.inner();
+        self.look_at(&mut ranges.inner());
+    }
+
+    fn look_at(&mut self, inner: &mut Inner) {
         for (owner, id) in std::mem::take(&mut inner.mailboxes[self.owner.0].asked) {
             if let Some(range) = inner.answered(owner, id) {
-                self.list(&mut inner, &range);
+                self.list(inner, &range);
             }
         }
         inner.grant(self.owner);
@@ -236,8 +239,11 @@ impl Drop for Turns {
     /// Answers pending questions: nothing is in flight in this channel any more.
     fn drop(&mut self) {
         self.unlisted.clear();
-        self.look();
-        self.ranges.inner().mailboxes[self.owner.0].event = None;
+        let ranges = self.ranges.clone();
+        // In one go: another channel must not ask in between, because nobody would answer.
+        let mut inner = ranges.inner();
+        self.look_at(&mut inner);
+        inner.mailboxes[self.owner.0].event = None;
     }
 }
 
@@ -289,6 +295,25 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A channel that asks while another one is dropped never waits for the dropped one.
+    #[test]
+    fn nobody_waits_for_a_channel_that_is_dropped_meanwhile() {
+        let ranges = Arc::new(Ranges::default());
+        for _ in 0..200 {
+            let mut asking = ranges.turns().unwrap();
+            let dropped = ranges.turns().unwrap();
+            let dropping = std::thread::spawn(move || drop(dropped));
+            let mut is_held = asking.acquire(A, 0..512, true);
+            dropping.join().unwrap();
+            asking.look();
+            while let Some(id) = asking.next_granted() {
+                is_held |= id == A;
+            }
+            assert!(is_held);
+            asking.release(A);
+        }
+    }
 
     const A: RequestId = RequestId(1);
     const B: RequestId = RequestId(2);
