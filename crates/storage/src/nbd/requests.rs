@@ -218,9 +218,13 @@ impl NbdChannel {
     pub(super) fn command_done(&mut self, cx: &mut Cx, connection: usize, index: u16) {
         let table = &mut self.connections[connection].table;
         let errno = table.get(index).errno;
-        let Ask { id, .. } = table.remove(index);
+        let Ask { id, command, .. } = table.remove(index);
         if id == RequestId::NOBODY {
             return self.own_flush_done(cx, errno);
+        }
+        if errno != 0 && command == command::FLUSH && cx.slab[id].op != Op::Flush {
+            // The guest learns that its write failed, but not that earlier writes may be lost.
+            self.flush_failed(errno);
         }
         let progress = &mut self.progress[id.0 as usize];
         progress.commands -= 1;
@@ -235,16 +239,20 @@ impl NbdChannel {
         let Some(number) = self.own_flush.take() else {
             return;
         };
-        if errno != 0 {
-            // The writes must be sent again and flushed to find out whether they are lost. Until
-            // then a successful flush proves nothing: the server may have dropped the data of the
-            // failed one.
-            self.shared.flushes.distrust();
-            let error = std::io::Error::from_raw_os_error(errno);
-            self.trouble = Some(format!("the server failed to flush: {}", cause(error)));
-            return;
+        match errno {
+            0 => self.has_flushed(cx, number),
+            _ => self.flush_failed(errno),
         }
-        self.has_flushed(cx, number);
+    }
+
+    /// Handles the failure of a flush that no guest or client has requested.
+    ///
+    /// The kept writes must be sent again and flushed to find out whether they are lost. Until then
+    /// a successful flush proves nothing: the server may have dropped the data of the failed one.
+    fn flush_failed(&mut self, errno: i32) {
+        self.shared.flushes.distrust();
+        let error = std::io::Error::from_raw_os_error(errno);
+        self.trouble = Some(format!("the server failed to flush: {}", cause(error)));
     }
 
     fn has_flushed(&mut self, cx: &mut Cx, number: u64) {
