@@ -12,19 +12,19 @@ const LOOK: usize = 1024;
 
 /// Marks in `todo` every range that the first `layers` images of `mapper` hold themselves.
 ///
-/// The images keep that data. Returns early, with `Ok`, as soon as `stops` returns true. The
-/// error is a message for the user.
+/// The images keep that data. Returns false if `stops` returned true before all data was found.
+/// The error is a message for the user.
 pub(crate) fn mark(
     mapper: &mut Mapper,
     layers: usize,
     stops: &dyn Fn() -> bool,
     todo: &Changes,
-) -> Result<(), String> {
+) -> Result<bool, String> {
     for from in (0..todo.size()).step_by(MAPPED) {
         let to = todo.size().min(from + MAPPED as u64);
         for (n, extent) in mapper.extents(from..to, layers).enumerate() {
             if n % LOOK == 0 && stops() {
-                return Ok(());
+                return Ok(false);
             }
             let extent =
                 extent.map_err(|error| format!("cannot read the disk: {}", cause(error)))?;
@@ -35,5 +35,5 @@ pub(crate) fn mark(
             }
         }
     }
-    Ok(())
+    Ok(true)
 }

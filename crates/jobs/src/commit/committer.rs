@@ -74,7 +74,12 @@ impl Committer {
         let mapper = self.image.mapper_from(self.middle.depth());
         let mut mapper = mapper.map_err(|error| error.to_string())?;
         let layers = self.below.depth() - self.middle.depth();
-        above::mark(&mut mapper, layers, copy.stops, &todo)?;
+        if !above::mark(&mut mapper, layers, copy.stops, &todo)? {
+            return match self.shared.state().stop {
+                true => Err(STOPPED.into()),
+                false => Ok(Gone::Away),
+            };
+        }
         let mut cursor = 0;
         loop {
             let (stop, leaves) = {

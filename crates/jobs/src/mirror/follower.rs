@@ -119,17 +119,16 @@ impl Follower {
     /// Marks the initial data, once.
     fn begin(&mut self, copy: &Copy<'_>) -> Result<(), String> {
         if !self.has_begun {
-            match &self.to {
+            // An interrupted marking starts again.
+            self.has_begun = match &self.to {
                 Target::Other(_) => todo::mark(copy, &self.todo)?,
                 Target::Below(image) => {
                     let mapper = image.mapper();
                     let mut mapper = mapper.map_err(|error| error.to_string())?;
                     let layers = image.beside().map_or(0, |below| below.depth());
-                    above::mark(&mut mapper, layers, copy.stops, &self.todo)?;
+                    above::mark(&mut mapper, layers, copy.stops, &self.todo)?
                 }
-            }
-            // An interrupted marking starts again.
-            self.has_begun = !(copy.stops)();
+            };
         }
         Ok(())
     }

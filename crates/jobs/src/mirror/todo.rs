@@ -12,11 +12,11 @@ use std::ops::Range;
 const ASKED: u64 = 1 << 30;
 const ANSWER: usize = 64 << 10;
 
-/// Marks the initial data in `todo`, unless the copy is stopped.
+/// Marks the initial data in `todo`. Returns false if the copy was stopped before all was found.
 ///
 /// If the target holds any data, the whole disk is marked; otherwise only the data of the source.
 /// Changes to the source during this call are recorded separately.
-pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
+pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<bool, String> {
     let mut is_empty = true;
     let looked = each_data(copy.job, copy.target, &mut |_| {
         is_empty = false;
@@ -25,13 +25,16 @@ pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
     looked.map_err(|error| format!("cannot read the target: {}", cause(error)))?;
     if !is_empty {
         todo.mark(0, todo.size());
-        return Ok(());
+        return Ok(true);
     }
+    let mut is_complete = true;
     let looked = each_data(copy.job, copy.source, &mut |data| {
         todo.mark(data.start, data.end - data.start);
-        !(copy.stops)()
+        is_complete = !(copy.stops)();
+        is_complete
     });
-    looked.map_err(|error| format!("cannot read the disk: {}", cause(error)))
+    looked.map_err(|error| format!("cannot read the disk: {}", cause(error)))?;
+    Ok(is_complete)
 }
 
 /// Calls `tell` for each range that may hold data, in order, until `tell` returns false.

@@ -179,6 +179,8 @@ impl Puller {
             stops: &stops,
             slice: SLICE,
         };
+        // A guest waits if the disk has been taken over before the connection was lost.
+        copy.pace.set_free(self.taken);
         let mut speed = Speed::default();
         loop {
             if !self.taken {

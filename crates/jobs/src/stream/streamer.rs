@@ -120,7 +120,9 @@ impl Streamer {
             }
             Err(Halt::Asked) => {
                 // The other image may not respond any more, and dropping its client waits for it.
-                // So the disk is released first.
+                // So the disk is released first, with no request to it in flight.
+                drop(pass);
+                drop((beside, ours));
                 self.shared.let_go();
                 Ok(Gone::Away)
             }
