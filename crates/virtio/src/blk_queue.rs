@@ -99,10 +99,13 @@ impl BlkQueue {
         let ring = unsafe { SplitQueue::new(&memory, at, setup.size, setup.base, event_idx) };
         let mut ring = ring.map_err(|source| QueueError::Ring { index, source })?;
         let mut resubmit = Vec::new();
+        let mut has_predecessor = ring.next_used() != 0;
         if let Some(inflight) = &mut inflight {
             let recovery = inflight
                 .recover(setup.size, ring.next_used())
                 .map_err(|source| QueueError::Inflight { index, source })?;
+            // (The used index may have wrapped around to 0.)
+            has_predecessor |= !recovery.fresh;
             if !recovery.fresh {
                 // Every popped head is either used or in flight.
                 let popped = recovery.heads.len() as u16;
@@ -127,7 +130,7 @@ impl BlkQueue {
             device,
             memory,
         };
-        if queue.ring.next_used() != 0 {
+        if has_predecessor {
             // The predecessor may have ended between publishing and signalling.
             queue.notify();
         }
