@@ -105,7 +105,8 @@ impl Worker {
 
     /// Pops at most `most` requests of all sources. The sources take turns at being first.
     pub(crate) fn pop_some(&mut self, most: usize) {
-        if !self.cx.admits {
+        // (A source that was detached may have left more than that.)
+        if !self.cx.admits || self.batch.len() >= most {
             return;
         }
         let all = self.slots.len();
