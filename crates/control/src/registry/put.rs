@@ -264,8 +264,14 @@ impl Registry {
         );
         let owner = entry.owner.clone();
         let spec = entry.stored().or(entry.declared.as_deref()).cloned();
-        if let (true, None, Some(owner), Some(spec)) = (is_due, &entry.work, owner, spec) {
-            self.begin_definition(name, spec, owner, out);
+        match (is_due, &entry.work, owner, spec) {
+            (true, None, Some(owner), Some(spec)) => self.begin_definition(name, spec, owner, out),
+            // A client's request for the disk is in progress, and may fail.
+            (true, Some(_), ..) => out.push(Effect::RetryAfter {
+                disk: name.to_owned(),
+                pause: FIRST_PAUSE,
+            }),
+            _ => {}
         }
     }
 
