@@ -73,8 +73,9 @@ impl Sent {
             pid: self.pid,
             ..measured.process
         };
-        make_unambiguous(&mut measured);
+        // In this order: different names may be equal when they are clean.
         clean_labels(&mut measured);
+        make_unambiguous(&mut measured);
         Ok(measured)
     }
 }
