@@ -288,6 +288,8 @@ impl Tables {
 
     async fn write_header(&self, io: &impl Io, sector: Buf) -> Result<(), Errno> {
         io.write(self.storage, HostOffset(0), sector).await?;
+        // The image may have been found to be corrupt after the sector was read.
+        self.say_corrupt_again();
         self.barrier(io).await
     }
 

@@ -241,7 +241,10 @@ impl Tables {
         bytes[48..56].copy_from_slice(&at.0.to_be_bytes());
         let clusters = (len >> self.layout.cluster_bits()) as u32;
         bytes[56..60].copy_from_slice(&clusters.to_be_bytes());
-        io.write(self.storage, HostOffset(0), sector).await
+        io.write(self.storage, HostOffset(0), sector).await?;
+        // The image may have been found to be corrupt after the sector was read.
+        self.say_corrupt_again();
+        Ok(())
     }
 
     /// Releases the clusters that nothing on disk refers to any more.
