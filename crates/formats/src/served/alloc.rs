@@ -147,7 +147,7 @@ impl Tables {
             return;
         }
         // A task that has allocated clusters beyond `len` waits for this lock before it writes
-        // there. (New refcount blocks are written without this lock.)
+        // there. New refcount blocks are reserved with this lock, and are below `file_len` then.
         let len = end.0 + (len / 4).clamp(AHEAD.start, AHEAD.end);
         let len = len.next_multiple_of(EXTENSION as u64);
         let block = Buf::new(EXTENSION);

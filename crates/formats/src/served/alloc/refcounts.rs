@@ -15,6 +15,7 @@ use crate::served::tables::{State, Tables, Unlinked};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Maximum bytes of clean refcount blocks that are kept in memory.
 const KEPT: u64 = 8 << 20;
@@ -438,14 +439,14 @@ impl Tables {
             let number = self.refcounts(|r| r.next)?;
             self.load_refcounts(io, number).await?;
             if !self.refcounts(|r| r.blocks.contains_key(&number))? {
+                // An extension of the file writes zeroes at its new end, and must not overwrite
+                // the new block: neither one in flight, nor a later one.
+                let _extending = self.extending.lock_all().await;
                 self.reserve_refcounts(io, number).await?;
+                self.make_refcounts(&mut self.state(), number)?;
             }
             let mut state = self.state();
             let state = &mut *state;
-            let space = super::refcounts(state).ok_or(libc::EROFS)?;
-            if !space.blocks.contains_key(&number) {
-                self.make_refcounts(state, number)?;
-            }
             let space = super::refcounts(state).ok_or(libc::EROFS)?;
             space.scan(number);
             space.next = number + 1;
@@ -475,8 +476,10 @@ impl Tables {
         let made = space.make_block(number)?;
         self.abandon(state, made.abandoned);
         let end = made.table.end << self.layout.cluster_bits();
-        self.used
-            .fetch_max(end, std::sync::atomic::Ordering::Relaxed);
+        self.used.fetch_max(end, Ordering::Relaxed);
+        if self.file.bytes().grows() {
+            self.file_len.fetch_max(end, Ordering::Release);
+        }
         let metadata = &mut state.alloc.metadata;
         for cluster in made.blocks.start..made.table.end {
             let hit = match metadata.in_cluster(cluster) {
