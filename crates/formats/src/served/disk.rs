@@ -467,13 +467,13 @@ impl ImageDisk {
         let path = self.chain.path();
         let written = written.map_err(|source| DiskError::Io {
             path: path.to_owned(),
-            what: "cannot write its metadata",
+            what: "cannot write its metadata, so the image stays locked",
             source,
         });
-        match discarded {
-            Ok(()) => written.and(self.unlock()),
-            Err(error) => written.and(Err(error)),
-        }
+        // The front-end's journal may have changes that the image does not have. They are restored
+        // at the next activation, and nobody else may change the image until then.
+        written.and(discarded)?;
+        self.unlock()
     }
 }
 
