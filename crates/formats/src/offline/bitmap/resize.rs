@@ -38,6 +38,12 @@ impl<'a> Bitmaps<'a> {
         let mut table = self.take_table(index)?;
         let (kept, per_cluster) = (kept.div_ceil(granularity), g.cluster_size() * 8);
         let stay = kept.div_ceil(per_cluster) as usize;
+        if table.len() < stay {
+            let name = bits::printable(&self.bitmaps[index].bitmap.name);
+            return Err(Error::invalid(format!(
+                "bitmap '{name}': its table is too short for the disk; remove it first"
+            )));
+        }
         for entry in table.drain(stay.min(table.len())..) {
             self.release(entry)?;
         }
