@@ -24,8 +24,7 @@ use std::path::Path;
 /// Creates an image of a disk of `size` bytes, rounded up to whole sectors, in `file`, whose
 /// contents are lost. Guest data is in `data_file` if the options name a data file, and is
 /// encrypted with `key` if they ask for encryption. The header is written last, after a flush, so
-/// that a file left by a crash is not an image. On a device, an old qcow2 or QED header remains
-/// until then.
+/// that a file or device left by a crash is not an image.
 pub fn create(
     file: &dyn ImageFile,
     data_file: Option<&dyn ImageFile>,
@@ -38,6 +37,9 @@ pub fn create(
         .filter(|size| *size <= i64::MAX as u64)
         .ok_or_else(|| Error::usage("the size exceeds the limit"))?;
     options.validate()?;
+    if matches!(options.format, Format::Qcow2 | Format::Qed) {
+        erase_header(file)?;
+    }
     match options.format {
         Format::Raw => raw::create(file, options.preallocation, size),
         Format::Luks => luks::create(file, options, size, key),
@@ -45,6 +47,18 @@ pub fn create(
         Format::Qcow2 => qcow2::create(file, data_file, options, size, key),
         Format::Qed => qed::create(file, options, size),
     }
+}
+
+/// Erases the header of an image on a device, whose size cannot be set to 0.
+fn erase_header(file: &dyn ImageFile) -> Result<()> {
+    const HEADER: usize = 4096;
+    if file.grows() {
+        return Ok(());
+    }
+    let len = file.len().map_err(Error::io("cannot get the size"))?;
+    let len = len.min(HEADER as u64) as usize;
+    let erased = file.write_at(&ZEROES[..len], 0).and_then(|()| file.sync());
+    erased.map_err(Error::io("cannot erase the old header"))
 }
 
 /// Returns the size of the disk in a backing file, which is the default size of a new image. The
