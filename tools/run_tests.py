@@ -82,13 +82,9 @@ class Program:
     def is_alone(self):
         return self.name in ALONE
 
-    def threads(self, is_busy):
-        """How many of its tests run at once. Guests are emulated: they want a processor each, but get little of one beside hogs."""
-        if self.is_alone():
-            return PROCESSORS
-        if self.name == "tests guests":
-            return 2 * PROCESSORS if is_busy else PROCESSORS
-        return 3 * PROCESSORS // 2
+    def threads(self):
+        """How many of its tests run at once. Guests are emulated: they want a processor each."""
+        return PROCESSORS if self.is_alone() or self.name == "tests guests" else 3 * PROCESSORS // 2
 
     def order(self):
         return LONGEST.index(self.name) if self.name in LONGEST else len(LONGEST)
@@ -138,13 +134,13 @@ if not pathlib.Path.cwd().is_relative_to("/tmp"):
     IN_ITS_WORLD = "mount -t tmpfs none /tmp && " + IN_ITS_WORLD
 
 
-def run(program, is_busy, words=()):
+def run(program, words=()):
     """Runs a program."""
     suffix = "-".join(["", *(word.strip("-") for word in words)])
     log = LOGS / (re.sub(r"[ ()]+", "-", program.name).strip("-") + suffix + ".log")
     key, value = MARK.split("=")
     # Libtest tells times on request only where unstable options are allowed.
-    env = os.environ | {key: value, "RUST_TEST_THREADS": str(program.threads(is_busy)), "RUSTC_BOOTSTRAP": "1"}
+    env = os.environ | {key: value, "RUST_TEST_THREADS": str(program.threads()), "RUSTC_BOOTSTRAP": "1"}
     command = [program.path, "-Zunstable-options", "--report-time", *words]
     with tempfile.TemporaryDirectory() as runtime_dir:
         if os.geteuid() == 0:
@@ -198,9 +194,9 @@ def run_all(wanted, is_busy, with_documentation):
         one.say()
         ran.append(one)
 
-    beside = [(run, program, is_busy) for program in wanted if not program.is_alone()]
+    beside = [(run, program) for program in wanted if not program.is_alone()]
     if os.geteuid() == 0:
-        beside += [(run, program, is_busy, ["--ignored"]) for program in wanted if program.name in WITH_ROOT]
+        beside += [(run, program, ["--ignored"]) for program in wanted if program.name in WITH_ROOT]
     else:
         print("not root, so the tests on loop devices and mounts did NOT run", file=sys.stderr)
     if with_documentation:
@@ -211,7 +207,7 @@ def run_all(wanted, is_busy, with_documentation):
             note(ended.result())
     for program in wanted:
         if program.is_alone():
-            note(run(program, is_busy))
+            note(run(program))
     return ran
 
 

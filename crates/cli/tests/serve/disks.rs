@@ -4,6 +4,7 @@ use crate::support::nbd::{make_image, prints};
 use crate::support::{
     Kept, Served, check_refusal, disk_dir, eventually, fathom, listens, refused, run, stdout_of,
 };
+use serde_json::Value;
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
@@ -47,6 +48,11 @@ fn disks_come_and_go_while_another_is_served() {
         &["--vhost-user", &first, "--rw", "randrw", "--verify"],
         "200000",
     );
+    eventually("the front-end's queue runs", || {
+        let info = stdout_of(&["info", &served.api(), "--json"]);
+        let info: Value = serde_json::from_str(&info).unwrap();
+        (info["queues_running"] == 1).then_some(())
+    });
     let pid = served.child.id();
     let count = |what| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
     let has = || [count("fd"), count("task")];
