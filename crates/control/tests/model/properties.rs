@@ -10,6 +10,7 @@ pub fn check(world: &World) -> Result<(), String> {
     has_one_writer(world)?;
     has_one_owner(world)?;
     nobody_waits_for_ever(world)?;
+    failed_disks_are_retried(world)?;
     is_served_after_crash(world)?;
     match world.conditional_successes {
         0 | 1 => Ok(()),
@@ -63,6 +64,15 @@ fn nobody_waits_for_ever(world: &World) -> Result<(), String> {
     match world.is_quiet() && !(world.outstanding.is_empty() && world.registry.is_settled()) {
         true => Err("a request waits, and nothing is in progress".into()),
         false => Ok(()),
+    }
+}
+
+/// Each failed disk that the server promises to retry has an attempt ahead of it.
+fn failed_disks_are_retried(world: &World) -> Result<(), String> {
+    let mut retried = world.registry.failures().filter(|one| one.is_retried);
+    match retried.find(|one| world.is_quiet() && !world.retries.contains(one.name)) {
+        Some(one) => Err(format!("disk '{}' is not tried again", one.name)),
+        None => Ok(()),
     }
 }
 
