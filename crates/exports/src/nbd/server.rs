@@ -45,8 +45,7 @@ pub struct Options {
     /// Maximum number of connections, at least 1.
     pub max_connections: usize,
     /// Maximum number of connections per peer: a user, an address, or a virtual machine. None means
-    /// half of `max_connections`, but at least [`FEW`], so that one peer cannot keep out the
-    /// others.
+    /// half of `max_connections`, but at least [`FEW`]: one peer cannot keep out all others.
     pub max_per_peer: Option<usize>,
     /// Time without a request after which a connection is ended, checked a few times per timeout.
     /// None by default, since the disk of a virtual machine may be idle for days.

@@ -103,9 +103,8 @@ impl Bitmaps {
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Opens the bitmaps before the disk of `size` bytes is used.
-    ///
-    /// `image` is the state of the image file when this process took it into use.
+    /// Opens the bitmaps before the disk of `size` bytes is used. `image` is the state of the image
+    /// file when this process took it into use.
     ///
     /// # Errors
     /// A message for the user. The disk must not be changed then, since no bitmap would record it.
@@ -126,10 +125,8 @@ impl Bitmaps {
         Ok(())
     }
 
-    /// Closes the bitmaps when the disk is not used any more.
-    ///
-    /// `end` writes the disk's state to the image, and `how_left` then returns the state of the
-    /// file.
+    /// Closes the bitmaps when the disk is not used any more. `end` writes the disk's state to the
+    /// image, and `how_left` then returns the state of the file.
     pub(crate) fn close(
         &self,
         end: impl FnOnce() -> Result<(), DiskError>,
@@ -183,9 +180,8 @@ impl Bitmaps {
         outcome
     }
 
-    /// Calls `work`, which changes the image of an unused disk but not the disk's data.
-    ///
-    /// The bitmaps remain valid.
+    /// Calls `work`, which changes the image of an unused disk but not the disk's data. The bitmaps
+    /// remain valid.
     pub fn keep_through<T>(
         &self,
         size: u64,
@@ -470,9 +466,7 @@ impl State {
         Ok(())
     }
 
-    /// Closes all bitmaps.
-    ///
-    /// `left` are the names of those that the image has, too. `None`: as before.
+    /// Closes all bitmaps. `left`: names of those that the image has, too; `None`: as before.
     pub(super) fn close(&mut self, place: &Place, image: Option<Left>, left: Option<&[String]>) {
         let state = std::mem::take(self);
         let since = |next: &Arc<Bitmap>| (next.name().to_string(), next.since());
