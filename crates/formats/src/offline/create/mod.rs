@@ -37,9 +37,6 @@ pub fn create(
         .filter(|size| *size <= i64::MAX as u64)
         .ok_or_else(|| Error::usage("the size exceeds the limit"))?;
     options.validate()?;
-    if matches!(options.format, Format::Qcow2 | Format::Qed) {
-        erase_header(file)?;
-    }
     match options.format {
         Format::Raw => raw::create(file, options.preallocation, size),
         Format::Luks => luks::create(file, options, size, key),
@@ -49,11 +46,11 @@ pub fn create(
     }
 }
 
-/// Erases the header of an image on a device, whose size cannot be set to 0.
-fn erase_header(file: &dyn ImageFile) -> Result<()> {
+/// Empties the file. On a device, whose size cannot be set to 0, erases the header of an old image.
+pub(super) fn empty(file: &dyn ImageFile) -> Result<()> {
     const HEADER: usize = 4096;
     if file.grows() {
-        return Ok(());
+        return file.set_len(0).map_err(Error::io("cannot write the image"));
     }
     let len = file.len().map_err(Error::io("cannot get the size"))?;
     let len = len.min(HEADER as u64) as usize;

@@ -205,7 +205,7 @@ pub(super) fn create(
     let data = if g.data_file { 0 } else { preallocated };
     let plan = Plan::new(options, size, l2_tables, data)?;
     let layout = &plan.layout;
-    file.set_len(0).map_err(failed())?;
+    super::empty(file)?;
     file.set_len(layout.total() << g.cluster_bits)
         .map_err(Error::io("cannot extend the file"))?;
     let tables = (0..l2_tables).map(|index| preallocated_table(&plan, index));

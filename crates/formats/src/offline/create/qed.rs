@@ -34,7 +34,7 @@ pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Resu
     Header::parse(&start).map_err(|e| Error::usage(e.to_string()))?;
     let failed = || Error::io("cannot write the image");
     let geometry = header.geometry();
-    file.set_len(0).map_err(failed())?;
+    super::empty(file)?;
     let start_of_l1 = header.l1_offset.0;
     file.set_len(start_of_l1 + geometry.table_bytes())
         .map_err(failed())?;
