@@ -215,6 +215,19 @@ impl Entry {
         self.work.is_none() && self.removal.is_none() && self.waiting.is_empty()
     }
 
+    /// Returns the owner of the name, or the one that it gets when the server has tried to open the
+    /// disk.
+    pub fn owner_to_be(&self) -> Option<&Definition> {
+        match &self.work {
+            Some(Work::Putting(putting))
+                if putting.by == Requester::Server && !self.is_served() =>
+            {
+                Some(&putting.owner)
+            }
+            _ => self.owner.as_ref(),
+        }
+    }
+
     /// Returns why a defined disk is not served, and whether the server retries.
     pub fn failure(&self) -> Option<(&str, bool)> {
         match (&self.conflict, &self.presence) {

@@ -48,13 +48,13 @@ impl Registry {
     fn remove_undefined(&mut self, found: &Found, out: &mut Vec<Effect>) {
         let is_gone = |(name, entry): &(&String, &Entry)| {
             let is_defined = entry.declared.is_some() || found.has(name);
-            let is_transient = matches!(entry.owner, None | Some(Definition::Transient));
+            let is_transient = matches!(entry.owner_to_be(), None | Some(Definition::Transient));
             !is_defined && !is_transient
         };
         let gone = self.entries.iter().filter(is_gone);
         let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
         for name in gone {
-            let before = self.entry(&name).owner.clone();
+            let before = self.entry(&name).owner_to_be().cloned();
             match self.is_busy(&name) {
                 true => self.wait(&name, Waiting::Undefined { before }),
                 false => self.remove_one_undefined(&name, out),
@@ -175,7 +175,7 @@ impl Registry {
         let waiting = Waiting::Definition {
             spec: Box::new(spec),
             owner,
-            before: self.entry(name).owner.clone(),
+            before: self.entry(name).owner_to_be().cloned(),
         };
         self.wait(name, waiting);
     }

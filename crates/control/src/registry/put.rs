@@ -180,7 +180,8 @@ impl Registry {
             Ok(done) => matches!(done, Done::Put { created: true }),
         };
         let entry = self.entry(name);
-        if created {
+        // (A host that replied too late may have opened the disk before.)
+        if created || !entry.is_served() {
             if matches!(entry.presence, Presence::Failed { .. }) {
                 log(Level::Info, name, "opened after an error", out);
             }
