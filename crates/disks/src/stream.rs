@@ -140,7 +140,7 @@ impl Plan {
         StartingJob {
             kind,
             id: self.id.clone(),
-            target: self.base().map(shown),
+            target: self.base().map(|path| shown(path)),
             speed: self.rate,
         }
     }
@@ -266,7 +266,7 @@ impl Order {
 }
 
 /// An image, for the user.
-fn shown(image: &PathBuf) -> String {
+fn shown(image: &Path) -> String {
     redacted(&image.display().to_string()).into_owned()
 }
 
@@ -275,8 +275,8 @@ impl Running {
         let status = self.following.status();
         StreamInfo {
             id: self.id.clone(),
-            base: self.plan.base().map(shown),
-            top: self.plan.top().map(shown),
+            base: self.plan.base().map(|path| shown(path)),
+            top: self.plan.top().map(|path| shown(path)),
             phase: status.phase.name().into(),
             copied: status.copied,
             left: status.left,
