@@ -162,8 +162,12 @@ impl Objects {
         if set.is_err()
             && let Changes::Filters(back) = disk.spec().changes_to(&before)
         {
+            let now = disk.spec().filters.clone();
             for (at, options) in back.iter().enumerate() {
-                let _ = disk.set_filter(at, options);
+                // (A filter that is set forgets what it has counted.)
+                if now.get(at) != before.filters.get(at) {
+                    let _ = disk.set_filter(at, options);
+                }
             }
         }
         let looked = self.look(index);
