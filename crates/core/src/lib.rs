@@ -55,6 +55,7 @@ pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary, Wire};
 pub use handle::{Detaching, Looking, Settling, Unheard, WorkerHandle};
 pub use keepsake::{KEEPSAKE_ROOM, Keepsake};
 pub use kind::{ThreadKind, at_thread_start, thread_starts};
+pub use layer::{ChannelLayer, DiskLayer, SourceLayer};
 pub use legacy::{Left, Legacy, Part, Parts};
 pub use oldest::Oldest;
 pub use polling::Polling;

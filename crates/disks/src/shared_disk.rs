@@ -333,21 +333,9 @@ struct View {
     user: User,
 }
 
-impl Disk for View {
-    fn info(&self) -> DiskInfo {
-        self.disk.info()
-    }
-
-    fn keepsake_len(&self) -> u64 {
-        self.disk.keepsake_len()
-    }
-
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        self.disk.keep(keepsake);
-    }
-
-    fn connect_delay(&self) -> Duration {
-        self.disk.connect_delay()
+impl DiskLayer for View {
+    fn below(&self) -> &dyn Disk {
+        &*self.disk
     }
 
     fn activate(&self) -> Result<(), DiskError> {

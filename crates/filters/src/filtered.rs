@@ -3,8 +3,7 @@
 use crate::filter::Filter;
 use crate::layer::Layer;
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Owner, Request, RequestId, Resize,
-    SizeWatch,
+    Channel, Cx, Disk, DiskError, DiskInfo, DiskLayer, Mark, Owner, Request, RequestId, Resize,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,17 +81,13 @@ struct Filtered {
     filter: Arc<dyn Filter>,
 }
 
-impl Disk for Filtered {
+impl DiskLayer for Filtered {
+    fn below(&self) -> &dyn Disk {
+        &*self.below
+    }
+
     fn info(&self) -> DiskInfo {
         self.filter.info(self.below.info())
-    }
-
-    fn keepsake_len(&self) -> u64 {
-        self.below.keepsake_len()
-    }
-
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        self.below.keep(keepsake);
     }
 
     fn connect_delay(&self) -> Duration {
@@ -105,19 +100,11 @@ impl Disk for Filtered {
         Ok(())
     }
 
-    fn deactivate(&self) -> Result<(), DiskError> {
-        self.below.deactivate()
-    }
-
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         let before = self.below.info().size;
         let size = self.below.resize(to)?;
         self.filter.resized(before, size);
         Ok(size)
-    }
-
-    fn watch_size(&self, watch: SizeWatch) {
-        self.below.watch_size(watch);
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

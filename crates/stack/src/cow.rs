@@ -4,7 +4,7 @@ use crate::bare::Bare;
 use crate::confined::AllowedDirs;
 use crate::description::Description;
 use crate::image_files::{ImageOpener, StoredImage};
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Left, Part, Resize};
+use fathom_core::{Disk, DiskError, DiskLayer, Keepsake, Left, Part, Resize};
 use fathom_files::gate;
 use fathom_formats::Format;
 use fathom_formats::offline::Image;
@@ -138,26 +138,20 @@ impl Part for Overlay {
 /// A successor of a killed process has nothing to restore, so the image needs no saved state.
 struct Passing(Arc<ImageDisk>);
 
-impl Disk for Passing {
-    fn info(&self) -> DiskInfo {
-        self.0.info()
+impl DiskLayer for Passing {
+    fn below(&self) -> &dyn Disk {
+        &*self.0
     }
 
-    fn activate(&self) -> Result<(), DiskError> {
-        self.0.activate()
+    fn keepsake_len(&self) -> u64 {
+        0
     }
 
-    fn deactivate(&self) -> Result<(), DiskError> {
-        self.0.deactivate()
-    }
+    fn keep(&self, _: Option<Keepsake>) {}
 
     fn resize(&self, _: &Resize) -> Result<u64, DiskError> {
         let problem = "a disk with an overlay (--filter cow) cannot be resized; serve it without the \
              filter first";
         Err(DiskError::Refused(problem.into()))
-    }
-
-    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        self.0.channel(cx)
     }
 }

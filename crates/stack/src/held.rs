@@ -3,8 +3,8 @@
 use crate::missing::Missing;
 use fathom_core::token::woken;
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Extents, Keepsake, Op, Request, RequestId, Resize,
-    SizeWatch, Status, Token, WorkerHandle,
+    Channel, ChannelLayer, Cx, Disk, DiskError, DiskLayer, EventNotifier, Extents, Op, Request,
+    RequestId, Status, Token, WorkerHandle,
 };
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -54,37 +54,9 @@ impl Latch {
     }
 }
 
-impl Disk for Held {
-    fn info(&self) -> DiskInfo {
-        self.disk.info()
-    }
-
-    fn keepsake_len(&self) -> u64 {
-        self.disk.keepsake_len()
-    }
-
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        self.disk.keep(keepsake);
-    }
-
-    fn connect_delay(&self) -> Duration {
-        self.disk.connect_delay()
-    }
-
-    fn activate(&self) -> Result<(), DiskError> {
-        self.disk.activate()
-    }
-
-    fn deactivate(&self) -> Result<(), DiskError> {
-        self.disk.deactivate()
-    }
-
-    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
-        self.disk.resize(to)
-    }
-
-    fn watch_size(&self, watch: SizeWatch) {
-        self.disk.watch_size(watch);
+impl DiskLayer for Held {
+    fn below(&self) -> &dyn Disk {
+        &*self.disk
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
@@ -164,7 +136,12 @@ impl HeldChannel {
     }
 }
 
-impl Channel for HeldChannel {
+impl ChannelLayer for HeldChannel {
+    #[inline]
+    fn below(&mut self) -> &mut dyn Channel {
+        &mut *self.channel
+    }
+
     #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         match self.is_let(&cx.slab[id]) {
@@ -191,9 +168,5 @@ impl Channel for HeldChannel {
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         self.channel.drain(cx, source);
         self.go_on(cx);
-    }
-
-    fn answered(&mut self, request: &Request) {
-        self.channel.answered(request);
     }
 }

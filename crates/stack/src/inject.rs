@@ -8,16 +8,16 @@
 //! is what an instrument must detect.
 
 use fathom_core::{
-    Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Eventfd, Keepsake, Request,
-    RequestId, Resize, SizeWatch, Source, SourceId, Stage, WrapSource,
+    Channel, ChannelLayer, Clock, Cx, Disk, DiskError, DiskLayer, RequestId, Source, SourceLayer,
+    Stage, WrapSource,
 };
 use fathom_units::parse_duration;
 use serde::Serialize;
-use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -163,37 +163,9 @@ struct SlowDisk {
     injector: Arc<Injector>,
 }
 
-impl Disk for SlowDisk {
-    fn info(&self) -> DiskInfo {
-        self.disk.info()
-    }
-
-    fn keepsake_len(&self) -> u64 {
-        self.disk.keepsake_len()
-    }
-
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        self.disk.keep(keepsake);
-    }
-
-    fn connect_delay(&self) -> Duration {
-        self.disk.connect_delay()
-    }
-
-    fn activate(&self) -> Result<(), DiskError> {
-        self.disk.activate()
-    }
-
-    fn deactivate(&self) -> Result<(), DiskError> {
-        self.disk.deactivate()
-    }
-
-    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
-        self.disk.resize(to)
-    }
-
-    fn watch_size(&self, watch: SizeWatch) {
-        self.disk.watch_size(watch);
+impl DiskLayer for SlowDisk {
+    fn below(&self) -> &dyn Disk {
+        &*self.disk
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
@@ -209,7 +181,11 @@ struct SlowChannel {
     injector: Arc<Injector>,
 }
 
-impl Channel for SlowChannel {
+impl ChannelLayer for SlowChannel {
+    fn below(&mut self) -> &mut dyn Channel {
+        &mut *self.channel
+    }
+
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         if self.injector.injection.place == Place::Storage {
             cx.enter(id, Stage::Device);
@@ -242,17 +218,13 @@ struct SlowSource {
     injector: Arc<Injector>,
 }
 
-impl Source for SlowSource {
-    fn capacity(&self) -> usize {
-        self.source.capacity()
+impl SourceLayer for SlowSource {
+    fn below(&self) -> &dyn Source {
+        &*self.source
     }
 
-    fn queue(&self) -> Option<u16> {
-        self.source.queue()
-    }
-
-    fn kick_fd(&self) -> Option<RawFd> {
-        self.source.kick_fd()
+    fn below_mut(&mut self) -> &mut dyn Source {
+        &mut *self.source
     }
 
     fn set_eventfd(&mut self, which: Eventfd, fd: Option<OwnedFd>) -> Option<OwnedFd> {
@@ -303,23 +275,14 @@ impl Source for SlowSource {
         self.injector.delay();
         self.source.notify();
     }
-
-    fn arm(&mut self) -> bool {
-        self.source.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.source.disarm();
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self.source.into_any()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_core::{Broken, Request};
+    use std::any::Any;
+    use std::os::fd::RawFd;
 
     #[test]
     fn an_injection_is_a_place_and_a_time() {

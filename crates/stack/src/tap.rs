@@ -5,8 +5,8 @@ use crate::brake::Brake;
 use crate::past::Past;
 use fathom_core::token::woken;
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Op, Owner, Request, RequestId, Resize,
-    SizeWatch, Token, WorkerHandle,
+    Channel, ChannelLayer, Cx, Disk, DiskError, DiskLayer, EventNotifier, Op, Owner, Request,
+    RequestId, Resize, Token, WorkerHandle,
 };
 use fathom_storage::FileDisk;
 use fathom_units::cause;
@@ -212,21 +212,9 @@ fn settle(workers: &[WorkerHandle]) -> Result<(), String> {
     }
 }
 
-impl Disk for Tap {
-    fn info(&self) -> DiskInfo {
-        self.below.info()
-    }
-
-    fn keepsake_len(&self) -> u64 {
-        self.below.keepsake_len()
-    }
-
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        self.below.keep(keepsake);
-    }
-
-    fn connect_delay(&self) -> Duration {
-        self.below.connect_delay()
+impl DiskLayer for Tap {
+    fn below(&self) -> &dyn Disk {
+        &*self.below
     }
 
     fn activate(&self) -> Result<(), DiskError> {
@@ -264,10 +252,6 @@ impl Disk for Tap {
         }
         self.bitmaps.resized(after);
         Ok(after)
-    }
-
-    fn watch_size(&self, watch: SizeWatch) {
-        self.below.watch_size(watch);
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
@@ -400,7 +384,7 @@ impl TapChannel {
         }
         // These requests have waited for the former operations.
         for (id, _) in std::mem::take(&mut self.waiting) {
-            self.submit(cx, id);
+            ChannelLayer::submit(self, cx, id);
         }
     }
 
@@ -504,7 +488,12 @@ impl TapChannel {
     }
 }
 
-impl Channel for TapChannel {
+impl ChannelLayer for TapChannel {
+    #[inline]
+    fn below(&mut self) -> &mut dyn Channel {
+        &mut *self.channel
+    }
+
     #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         let is_idle = self.is_idle && self.epoch == self.bitmaps.epoch();
@@ -534,9 +523,5 @@ impl Channel for TapChannel {
         self.channel.drain(cx, source);
         self.go_on(cx);
         self.lose_patience(cx);
-    }
-
-    fn answered(&mut self, request: &Request) {
-        self.channel.answered(request);
     }
 }

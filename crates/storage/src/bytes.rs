@@ -11,8 +11,8 @@ use crate::buffers::Buffers;
 use crate::ranges::{Ranges, Turns};
 use fathom_core::token::woken;
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Op, Owner, Request, RequestId, Resize,
-    SizeWatch, Token,
+    Channel, ChannelLayer, Cx, Disk, DiskError, DiskLayer, Mark, Op, Owner, Request, RequestId,
+    Token,
 };
 use part::Part;
 use std::collections::VecDeque;
@@ -39,37 +39,9 @@ impl ByteDisk {
     }
 }
 
-impl Disk for ByteDisk {
-    fn info(&self) -> DiskInfo {
-        self.below.info()
-    }
-
-    fn keepsake_len(&self) -> u64 {
-        self.below.keepsake_len()
-    }
-
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        self.below.keep(keepsake);
-    }
-
-    fn connect_delay(&self) -> Duration {
-        self.below.connect_delay()
-    }
-
-    fn activate(&self) -> Result<(), DiskError> {
-        self.below.activate()
-    }
-
-    fn deactivate(&self) -> Result<(), DiskError> {
-        self.below.deactivate()
-    }
-
-    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
-        self.below.resize(to)
-    }
-
-    fn watch_size(&self, watch: SizeWatch) {
-        self.below.watch_size(watch);
+impl DiskLayer for ByteDisk {
+    fn below(&self) -> &dyn Disk {
+        &*self.below
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
@@ -221,7 +193,12 @@ impl ByteChannel {
     }
 }
 
-impl Channel for ByteChannel {
+impl ChannelLayer for ByteChannel {
+    #[inline]
+    fn below(&mut self) -> &mut dyn Channel {
+        &mut *self.below
+    }
+
     #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         let mark = cx.mark();
@@ -256,9 +233,5 @@ impl Channel for ByteChannel {
         let mark = cx.mark();
         self.below.drain(cx, source);
         self.settle(cx, mark);
-    }
-
-    fn answered(&mut self, request: &Request) {
-        self.below.answered(request);
     }
 }

@@ -314,8 +314,7 @@ impl ImageDisk {
     /// Then starts a journal of such changes for a successor.
     fn take_keepsake(&self, active: &Active) -> Result<(), DiskError> {
         self.has_restored.store(false, Ordering::Relaxed);
-        let keepsake = self.keepsake.lock();
-        let keepsake = keepsake.unwrap_or_else(PoisonError::into_inner).clone();
+        let keepsake = self.keepsake.lock().clone();
         let (Some(memory), Layer::Tables(tables)) = (keepsake, &active.layers[0]) else {
             return Ok(());
         };

@@ -241,7 +241,12 @@ fn answer(request: &Request) {
     out.push(Status::DATA, request.len);
 }
 
-impl Channel for SealedChannel {
+impl ChannelLayer for SealedChannel {
+    #[inline]
+    fn below(&mut self) -> &mut dyn Channel {
+        &mut *self.below
+    }
+
     #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         match cx.slab[id].op {
@@ -275,10 +280,6 @@ impl Channel for SealedChannel {
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         self.below.drain(cx, source);
         self.settle(cx);
-    }
-
-    fn answered(&mut self, request: &Request) {
-        self.below.answered(request);
     }
 }
 
