@@ -10,8 +10,8 @@ use crate::place::{Place, make_directory};
 use crate::stripe;
 use crate::told::Kind;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Writes images to an archive: first all stripes of an image, then its manifest.
 ///
@@ -96,7 +96,7 @@ impl Writer {
             stored: None,
             repaired: false,
         };
-        if !self.seen().insert(hash) {
+        if !self.seen.lock().insert(hash) {
             return (Ok(known), bytes);
         }
         let repaired = match self.find(&hash, bytes.as_ref().len()).await {
@@ -120,13 +120,9 @@ impl Writer {
         }
     }
 
-    fn seen(&self) -> MutexGuard<'_, HashSet<Hash>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Forgets a stripe that could not be written, so that it can be written later.
     fn forget(&self, hash: &Hash, error: Error) -> Result<Put, Error> {
-        self.seen().remove(hash);
+        self.seen.lock().remove(hash);
         Err(error)
     }
 

@@ -1,8 +1,9 @@
 //! A worker's counters, which other threads read.
 
 use fathom_trace::Clock;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A counter with a single writer.
 #[derive(Debug, Default)]
@@ -94,20 +95,18 @@ impl Counters {
             capacity: capacity as u64,
             ..SourceCounters::default()
         });
-        self.lock().push(source.clone());
+        self.sources.lock().push(source.clone());
         source
     }
 
     pub(crate) fn remove_source(&self, source: &Arc<SourceCounters>) {
-        self.lock().retain(|other| !Arc::ptr_eq(other, source));
+        self.sources
+            .lock()
+            .retain(|other| !Arc::ptr_eq(other, source));
     }
 
     /// Returns the counters of the sources that are attached now.
     pub fn sources(&self) -> Vec<Arc<SourceCounters>> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<SourceCounters>>> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sources.lock().clone()
     }
 }

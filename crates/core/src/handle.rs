@@ -13,11 +13,12 @@ use crate::source::{Eventfd, Source, SourceId};
 use crate::thread::{self, Parts, Started, ThreadId, WorkerOptions, failed};
 use crate::worker::Worker;
 use fathom_trace::{Recorder, RingWriter, StageHistograms};
+use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -245,7 +246,7 @@ impl WorkerHandle {
 
     /// Waits for the end of the worker until `deadline`. Returns false if it has not ended by then.
     pub fn wait_until_stopped(&self, deadline: Instant) -> bool {
-        let running = self.running.lock().unwrap_or_else(|e| e.into_inner());
+        let running = self.running.lock();
         let left = deadline.saturating_duration_since(Instant::now());
         running.recv_timeout(left) == Err(RecvTimeoutError::Disconnected)
     }
@@ -312,7 +313,7 @@ impl Drop for WorkerHandle {
         match self.thread.take() {
             Some(thread) => drop(thread.join()),
             None => {
-                let running = self.running.get_mut().unwrap_or_else(|e| e.into_inner());
+                let running = self.running.get_mut();
                 // The worker sends nothing; the receiver is disconnected when the worker ends.
                 let _ = running.recv();
             }

@@ -11,11 +11,12 @@
 //! so neither step may change it.
 
 use fathom_units::cause;
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Handover state of one part.
@@ -74,30 +75,27 @@ pub trait Part: Send + Sync {
 pub struct Legacy(Arc<Mutex<BTreeMap<String, Left>>>);
 
 impl Legacy {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Left>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn put(&self, part: &str, left: Left) {
-        self.all().insert(part.to_owned(), left);
+        self.0.lock().insert(part.to_owned(), left);
     }
 
     pub fn take(&self, part: &str) -> Option<Left> {
-        self.all().remove(part)
+        self.0.lock().remove(part)
     }
 
     pub fn take_all(&self) -> BTreeMap<String, Left> {
-        std::mem::take(&mut *self.all())
+        std::mem::take(&mut *self.0.lock())
     }
 
     pub fn is_empty(&self) -> bool {
-        self.all().is_empty()
+        self.0.lock().is_empty()
     }
 
     /// Fails, with a one-line reason, if a part that is needed was not taken.
     pub fn check_taken(&self) -> Result<(), String> {
         let needed = self
-            .all()
+            .0
+            .lock()
             .iter()
             .find(|(_, left)| left.is_needed)
             .map(|(name, _)| name.clone());

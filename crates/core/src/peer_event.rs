@@ -18,6 +18,7 @@
 //! while no thread signals.
 
 use crate::kind::{ThreadKind, thread_starts};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use std::cell::Cell;
@@ -26,7 +27,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -107,7 +108,7 @@ pub fn prepare() {
 
 /// Starts the watcher, unless it runs already. Without it, [`signal`] may block.
 pub fn watch() -> io::Result<()> {
-    let mut watcher = WATCHER.lock().unwrap_or_else(|e| e.into_inner());
+    let mut watcher = WATCHER.lock();
     if watcher.is_some() {
         return Ok(());
     }
@@ -131,14 +132,14 @@ pub fn watch() -> io::Result<()> {
 #[cold]
 fn wake() {
     ASLEEP.store(false, SeqCst);
-    let watcher = WATCHER.lock().unwrap_or_else(|e| e.into_inner());
+    let watcher = WATCHER.lock();
     if let Some(watcher) = &*watcher {
         watcher.unpark();
     }
 }
 
 fn writers() -> MutexGuard<'static, Vec<Arc<Writer>>> {
-    WRITERS.lock().unwrap_or_else(|e| e.into_inner())
+    WRITERS.lock()
 }
 
 /// The registration of this thread as a writer; ends with the thread.

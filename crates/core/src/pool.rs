@@ -6,8 +6,9 @@ use crate::handle::WorkerHandle;
 use crate::pooled::Pooled;
 use crate::seat::{PoolThread, Seat};
 use crate::thread::{self, Parts, WorkerOptions, failed};
+use parking_lot::Mutex;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Threads that each run the workers of many disks on one engine. The disks take turns, so that
@@ -68,7 +69,7 @@ impl Pool {
         pin_memory: bool,
     ) -> Result<Vec<WorkerHandle>, DiskError> {
         let seats: Vec<_> = {
-            let _choosing = self.choosing.lock().unwrap_or_else(|e| e.into_inner());
+            let _choosing = self.choosing.lock();
             let all = 0..self.threads.len();
             let first = all.min_by_key(|index| self.threads[*index].firsts());
             let first = first.unwrap_or(0);

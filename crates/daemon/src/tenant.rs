@@ -18,14 +18,15 @@ use fathom_metrics::{Events, Happened};
 use fathom_requests::{Answer, Ask, Reply};
 use fathom_spec::PoolSpec;
 use fathom_units::cause;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::exit;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -322,7 +323,7 @@ struct AtSupervisor {
 
 impl Gate for AtSupervisor {
     fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Refused> {
-        let _mine = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let _mine = self.answers.lock();
         self.socket
             .send(&AtGate::Want(wanted.clone()), with, true)?;
         let answer = self.socket.receive::<FromGate>(true)?;

@@ -11,11 +11,12 @@ use fathom_metrics::BackupInfo;
 use fathom_metrics::{Events, Happened};
 use fathom_sockets::{Access, Listener};
 use fathom_units::cause;
+use parking_lot::{Condvar, Mutex};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -134,14 +135,14 @@ impl Order {
             }
         };
         let successor = backup.successor();
-        shared.state().parts = Some((serving, backup));
+        shared.state.lock().parts = Some((serving, backup));
         let leaving = Arc::downgrade(&shared);
         self.shared.set_followers_leave(Box::new(move || {
             if let Some(shared) = leaving.upgrade() {
                 shared.end_soon(Some("the virtual machine disconnected from the disk"));
             }
         }));
-        if shared.state().status().problem.is_some() {
+        if shared.state.lock().status().problem.is_some() {
             // The backup failed before `parts` was set, so the callback could not end it.
             shared.end_soon(None);
         }
@@ -179,13 +180,9 @@ impl State {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins to end the backup, on a thread of its own. With a `problem`, the backup has failed for this reason.
     fn end_soon(self: &Arc<Self>, problem: Option<&str>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some((_, backup)) = &state.parts else {
             return;
         };
@@ -206,12 +203,11 @@ impl Shared {
     }
 
     fn end(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.last = state.status();
         let Some((mut serving, backup)) = state.parts.take() else {
             // Another thread is ending the backup.
-            let waited = self.ended.wait_while(state, |state| !state.is_over);
-            return drop(waited.unwrap_or_else(PoisonError::into_inner));
+            return self.ended.wait_while(&mut state, |state| !state.is_over);
         };
         drop(state);
         serving.begin_stop();
@@ -221,7 +217,7 @@ impl Shared {
         {}
         drop(serving);
         let last = backup.end();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.last = last;
         state.is_over = true;
         self.ended.notify_all();
@@ -231,7 +227,7 @@ impl Shared {
 impl Running {
     /// Resumes the disk's users, if the backup holds them. False: the backup is ending.
     pub fn go_on(&self) -> bool {
-        let state = self.shared.state();
+        let state = self.shared.state.lock();
         let parts = state.parts.as_ref().filter(|_| !state.is_ending);
         parts.map(|(_, backup)| backup.go_on()).is_some()
     }
@@ -251,19 +247,19 @@ impl Running {
     }
 
     pub fn is_over(&self) -> bool {
-        self.shared.state().is_over
+        self.shared.state.lock().is_over
     }
 
     /// Waits until the backup is over, or until `deadline`. False: the backup is not over.
     pub fn wait(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
-        let (state, ended) = (self.shared.state(), &self.shared.ended);
-        let waited = ended.wait_timeout_while(state, left, |state| !state.is_over);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        let (mut state, ended) = (self.shared.state.lock(), &self.shared.ended);
+        ended.wait_while_for(&mut state, |state| !state.is_over, left);
+        state.is_over
     }
 
     pub fn info(&self) -> BackupInfo {
-        let Status { kept, problem } = self.shared.state().status();
+        let Status { kept, problem } = self.shared.state.lock().status();
         BackupInfo {
             id: self.id.clone(),
             uri: self.uri(),

@@ -2,9 +2,10 @@
 
 mod alone;
 
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake};
+use fathom_core::{Disk, DiskError, DiskLayer, Resize};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Counts the users of a disk: the first user activates the disk, and the last user deactivates the disk.
@@ -134,26 +135,22 @@ impl SharedDisk {
 
     /// Sets the function that disconnects clients.
     pub fn set_disconnect(&self, disconnect: Disconnect) {
-        self.users().disconnect = Some(disconnect);
+        self.users.lock().disconnect = Some(disconnect);
     }
 
     /// Sets the function that makes followers detach.
     pub fn set_followers_leave(&self, end: Disconnect) {
-        self.users().have_followers_leave = Some(end);
+        self.users.lock().have_followers_leave = Some(end);
     }
 
     /// Whether the disk has any users.
     pub fn is_used(&self) -> bool {
-        self.users().are_some()
-    }
-
-    fn users(&self) -> MutexGuard<'_, Users> {
-        self.users.lock().unwrap_or_else(|e| e.into_inner())
+        self.users.lock().are_some()
     }
 
     fn activate(&self, user: User) -> Result<(), DiskError> {
         // The lock is held while the disk is activated: other users must find an active disk.
-        let mut users = self.users();
+        let mut users = self.users.lock();
         let mut is_active = false;
         if matches!(user, User::Client | User::Follower) && self.are_kept_out(&users) {
             return Err(DiskError::Unusable {
@@ -214,7 +211,7 @@ impl SharedDisk {
     }
 
     fn deactivate(&self, user: User) -> Result<(), DiskError> {
-        let mut users = self.users();
+        let mut users = self.users.lock();
         match user {
             User::FrontEnd => {
                 users.front_end = false;
@@ -305,13 +302,12 @@ impl SharedDisk {
                 // Detaching users need the lock.
                 drop(users);
                 leave();
-                users = self.users();
+                users = self.users.lock();
                 // (The function may have been replaced meanwhile.)
                 how(&mut users).get_or_insert(leave);
             }
             // Repeated after a pause: the function may have missed a user that was just attaching.
-            let wait = self.left.wait_timeout(users, Duration::from_millis(100));
-            users = wait.unwrap_or_else(|e| e.into_inner()).0;
+            self.left.wait_for(&mut users, Duration::from_millis(100));
         }
         users.front_end_changes = false;
         users

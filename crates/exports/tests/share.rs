@@ -3,11 +3,11 @@
 
 mod support;
 
+use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::Mutex;
 use support::guest::negotiate_features;
 use support::raw::Raw;
 use support::served::Served;
@@ -51,7 +51,7 @@ fn take_all(frontend: &mut Frontend, file: &File) -> u64 {
 
 #[test]
 fn a_front_end_cannot_take_the_address_space_from_others() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = ALONE.lock();
     let (greedy, other) = (Served::new(), Served::new());
     let file = sparse_file();
     let mut frontend = greedy.connect();
@@ -77,7 +77,7 @@ fn a_front_end_cannot_take_the_address_space_from_others() {
 
 #[test]
 fn other_mappings_than_memory_count_as_well() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = ALONE.lock();
     let served = Served::new();
     let file = sparse_file();
     let mut frontend = served.connect();
@@ -101,7 +101,7 @@ fn other_mappings_than_memory_count_as_well() {
 
 #[test]
 fn each_front_end_can_have_as_many_regions_as_it_was_told() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = ALONE.lock();
     let file = sparse_file();
     let disks: Vec<Served> = (0..18).map(|_| Served::new()).collect();
     let frontends: Vec<(Frontend, u64)> = disks

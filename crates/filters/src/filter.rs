@@ -7,9 +7,10 @@ use crate::live::{Live, View};
 use crate::registry::Filters;
 use crate::values::Values;
 use fathom_core::{Cx, DiskInfo, Left, Part};
+use parking_lot::Mutex;
 use serde_json::json;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One filter around one disk, shared by all workers of the disk.
@@ -164,15 +165,15 @@ pub(crate) fn make<K: Kind>(
     let kind = Arc::new(K::new(&settings, filters, lent)?);
     let joins = K::joins(&settings);
     let options = match kind.shared_options() {
-        Some(options) if joins && !options.raw().is_empty() => options,
+        Some(options) if joins && !options.raw.lock().is_empty() => options,
         Some(options) => {
             options.live.set(settings);
-            *options.raw() = raw;
+            *options.raw.lock() = raw;
             options
         }
         None => {
             let options = Options::new(settings);
-            *options.raw() = raw;
+            *options.raw.lock() = raw;
             Arc::new(options)
         }
     };
@@ -198,10 +199,6 @@ impl<S> Options<S> {
 
     pub(crate) fn settings(&self) -> Arc<S> {
         self.live.get()
-    }
-
-    fn raw(&self) -> MutexGuard<'_, Raw> {
-        self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,13 +233,13 @@ impl<K: Kind> Part for Instance<K> {
     fn leave(&self) -> io::Result<Option<Left>> {
         let left = self.kind.leave()?;
         Ok(left.map(|mut left| {
-            left.values[OPTIONS] = json!(*self.options.raw());
+            left.values[OPTIONS] = json!(*self.options.raw.lock());
             left
         }))
     }
 
     fn inherit(&self, left: Left) -> Result<(), String> {
-        let is_same = left.values[OPTIONS] == json!(*self.options.raw());
+        let is_same = left.values[OPTIONS] == json!(*self.options.raw.lock());
         self.kind.inherit(left, is_same)
     }
 
@@ -257,11 +254,11 @@ impl<K: Kind> Filter for Instance<K> {
     }
 
     fn values(&self) -> Vec<(&'static str, String)> {
-        self.options.raw().clone()
+        self.options.raw.lock().clone()
     }
 
     fn set(&self, changes: &[(String, String)]) -> Result<(), String> {
-        let mut raw = self.options.raw();
+        let mut raw = self.options.raw.lock();
         let mut changed = raw.clone();
         let mut actions = Vec::new();
         for (name, value) in changes {

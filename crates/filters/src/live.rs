@@ -1,8 +1,9 @@
 //! Settings that can change while requests are served.
 
+use parking_lot::Mutex;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Settings as the thread that changes them sees them.
 pub(crate) struct Live<T> {
@@ -19,12 +20,11 @@ impl<T> Live<T> {
     }
 
     pub(crate) fn get(&self) -> Arc<T> {
-        let current = self.current.lock();
-        current.unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().clone()
     }
 
     pub(crate) fn set(&self, settings: T) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         *current = Arc::new(settings);
         self.generation.fetch_add(1, Ordering::Release);
     }

@@ -9,6 +9,7 @@ use fathom_metrics::Happened;
 use fathom_requests::Ask;
 use fathom_spec::PoolSpec;
 use fathom_trace::Summary;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -24,7 +25,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::slice;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Maximum bytes of a packet. A message with more bytes is sent in pieces of this size.
@@ -156,7 +156,7 @@ impl Link {
                 ),
             ));
         }
-        let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let _sending = self.sending.lock();
         if bytes.len() <= MAX_PACKET {
             return self.send_packet(&[IoSlice::new(&bytes)], with, wait);
         }
@@ -214,7 +214,7 @@ impl Link {
 
     /// Receives a message as JSON text, at most [`MAX_MESSAGE`] bytes.
     pub fn receive_bytes(&self, wait: bool) -> io::Result<Received<Vec<u8>>> {
-        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pieces = self.pieces.lock();
         loop {
             let Some((mut bytes, with)) = self.receive_packet(wait)? else {
                 return Ok(None);

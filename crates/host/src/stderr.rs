@@ -10,8 +10,9 @@
 
 use crate::signals::LeftToThisThread;
 use fathom_core::{ThreadKind, thread_starts};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -80,16 +81,12 @@ impl Stderr {
 
     /// Waits until all lines are written, or a timeout has passed.
     pub fn drain(&self) {
-        let state = self.0.lock();
+        let state = self.0.state.lock();
         self.0.wait(state, PATIENCE);
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     fn put(&self, line: &[u8]) {
         let state = self.leave(line);
         if !state.is_late {
@@ -98,7 +95,7 @@ impl Shared {
     }
 
     fn leave(&self, line: &[u8]) -> MutexGuard<'_, State> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.put += 1;
         // Once a line is dropped, all lines after it are dropped until the thread takes the queue, so that the order is
         // right.
@@ -112,24 +109,22 @@ impl Shared {
     }
 
     /// Waits until the lines so far are written, or until `most` has passed.
-    fn wait(&self, state: MutexGuard<'_, State>, most: Duration) {
+    fn wait(&self, mut state: MutexGuard<'_, State>, most: Duration) {
         let until = state.put;
         let unwritten = |state: &mut State| state.written < until;
-        let waited = self.changed.wait_timeout_while(state, most, unwritten);
-        let (mut state, waited) = waited.unwrap_or_else(|e| e.into_inner());
-        state.is_late |= waited.timed_out();
+        self.changed.wait_while_for(&mut state, unwritten, most);
+        state.is_late |= state.written < until;
     }
 
     fn write_to(&self, out: &mut dyn Write) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut has_started = false;
         loop {
             // The thread starts before the process has a sandbox, so each round tries to enter the sandbox
             // until there is one.
             has_started = has_started || thread_starts(ThreadKind::Log);
             let idle = |state: &mut State| state.written == state.put;
-            let waited = self.changed.wait_while(state, idle);
-            state = waited.unwrap_or_else(|e| e.into_inner());
+            self.changed.wait_while(&mut state, idle);
             let lines = std::mem::take(&mut state.lines);
             let lost = std::mem::take(&mut state.lost);
             let until = state.put;
@@ -144,7 +139,7 @@ impl Shared {
                     "({lost} lines of the log are lost because its reader was too slow)"
                 );
             }
-            state = self.lock();
+            state = self.state.lock();
             state.written = until;
             state.is_late &= state.put > until;
             self.changed.notify_all();
@@ -217,7 +212,7 @@ mod tests {
         reader.read_line(&mut line).unwrap();
         assert_eq!(line, "the last\n");
         stderr.drain();
-        let state = stderr.0.lock();
+        let state = stderr.0.state.lock();
         assert!(state.written == state.put && !state.is_late);
     }
 }

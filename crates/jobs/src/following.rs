@@ -5,8 +5,9 @@ use crate::source::InUse;
 use fathom_core::{Disk, DiskError};
 use fathom_stack::Job;
 use fathom_storage::Halt;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The phase of a job.
@@ -207,18 +208,11 @@ const FINISHING: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) status: Status,
-    /// Whether the job must end because the copy is no longer wanted.
-    pub(crate) stop: bool,
-    /// Whether the job must release the disk, because its virtual machine disconnects.
+    order: Order,
+    /// When the virtual machine began to disconnect from the disk, which the job must then release.
     ///
     /// The virtual machine has no requests in flight then.
-    pub(crate) leave: bool,
-    /// When `leave` was set.
-    since: Option<Instant>,
-    /// Whether to copy the remaining data as soon as nobody changes the disk any more.
-    pub(crate) finish: bool,
-    /// Whether nobody changes the disk any more.
-    pub(crate) halted: bool,
+    leaving: Option<Instant>,
     /// Whether the job has released both disks.
     is_over: bool,
 }
@@ -250,7 +244,7 @@ impl Shared {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
@@ -263,21 +257,17 @@ impl Shared {
         Job::counted_by(self.answered.clone())
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<InUse>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Activates the disk and holds it from now on.
     pub(crate) fn take(&self, disk: &Arc<dyn Disk>) -> Result<(), DiskError> {
-        self.change(|state| (state.leave, state.since) = (false, None));
-        *self.held() = Some(InUse::new(disk)?);
+        self.change(|state| state.leaving = None);
+        *self.held.lock() = Some(InUse::new(disk)?);
         Ok(())
     }
 
     /// Releases the disk.
     pub(crate) fn let_go(&self) {
         // The deactivation runs without the lock, since other threads ask for `held` meanwhile.
-        let held = self.held().take();
+        let held = self.held.lock().take();
         drop(held);
     }
 
@@ -314,21 +304,16 @@ impl Shared {
         release: Release,
         problem: &'static str,
     ) {
-        *self.abandoning() = Some(Abandoning {
+        *self.abandoning.lock() = Some(Abandoning {
             halt,
             release: Some(release),
             problem,
         });
     }
 
-    fn abandoning(&self) -> MutexGuard<'_, Option<Abandoning>> {
-        let lock = self.abandoning.lock();
-        lock.unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes all requests to the target fail. Returns false if that is impossible.
     fn give_target_up(&self) -> bool {
-        let abandoning = self.abandoning();
+        let abandoning = self.abandoning.lock();
         let halt = abandoning.as_ref().and_then(|how| how.halt.as_ref());
         halt.map(|halt| halt()).is_some()
     }
@@ -337,7 +322,7 @@ impl Shared {
     ///
     /// Returns false if that is impossible.
     fn abandon(&self) -> bool {
-        let (release, problem) = match &mut *self.abandoning() {
+        let (release, problem) = match &mut *self.abandoning.lock() {
             Some(how) => (how.release.take(), how.problem),
             None => return false,
         };
@@ -449,8 +434,8 @@ impl Shared {
     pub(crate) fn wait(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let waits = |state: &mut State| !state.is_over;
-        let waited = self.changed.wait_timeout_while(self.state(), left, waits);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        self.changed.wait_while_for(&mut state, waits, left);
         state.is_over
     }
 }

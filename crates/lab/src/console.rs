@@ -1,7 +1,8 @@
 //! Collects a guest's serial console from its first byte and searches it for markers.
 
+use parking_lot::{Condvar, Mutex};
 use std::io::Read;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, Tail};
@@ -47,7 +48,7 @@ impl Console {
                 if verbose {
                     eprint!("{}", String::from_utf8_lossy(&chunk[..n]));
                 }
-                let mut state = lock(&shared);
+                let mut state = shared.state.lock();
                 let room = KEPT.saturating_sub(state.text.len());
                 state.text.extend_from_slice(&chunk[..n.min(room)]);
                 if state.arrivals.len() < ARRIVALS {
@@ -57,7 +58,7 @@ impl Console {
                 drop(state);
                 shared.changed.notify_all();
             }
-            lock(&shared).closed = true;
+            shared.state.lock().closed = true;
             shared.changed.notify_all();
         });
         console
@@ -65,17 +66,17 @@ impl Console {
 
     /// Returns the text collected so far.
     pub fn text(&self) -> String {
-        String::from_utf8_lossy(&lock(&self.shared).text).into_owned()
+        String::from_utf8_lossy(&self.shared.state.lock().text).into_owned()
     }
 
     /// Returns the current length of the text, as the `from` of a later wait.
     pub fn position(&self) -> usize {
-        lock(&self.shared).text.len()
+        self.shared.state.lock().text.len()
     }
 
     /// Returns when the first occurrence of a marker was complete.
     pub fn seen_at(&self, marker: &str) -> Option<Instant> {
-        let state = lock(&self.shared);
+        let state = self.shared.state.lock();
         let mut windows = state.text.windows(marker.len().max(1));
         let end = windows.position(|window| window == marker.as_bytes())? + marker.len();
         let arrival = state.arrivals.partition_point(|(len, _)| *len < end);
@@ -90,13 +91,11 @@ impl Console {
     /// Waits until the other end has closed, so that all output of a guest that has ended is
     /// collected.
     pub(crate) fn wait_end(&self, timeout: Duration) {
-        let state = lock(&self.shared);
+        let mut state = self.shared.state.lock();
         let is_open = |state: &mut State| !state.closed;
-        drop(
-            self.shared
-                .changed
-                .wait_timeout_while(state, timeout, is_open),
-        );
+        self.shared
+            .changed
+            .wait_while_for(&mut state, is_open, timeout);
     }
 
     /// Waits for `marker` at or after position `from` and returns the rest of its line.
@@ -120,7 +119,7 @@ impl Console {
         timeout: Duration,
     ) -> Result<(usize, String)> {
         let deadline = Instant::now() + timeout;
-        let mut state = lock(&self.shared);
+        let mut state = self.shared.state.lock();
         loop {
             let text = String::from_utf8_lossy(state.text.get(from..).unwrap_or_default());
             let mut lines = markers.iter().map(|marker| line_after(&text, marker));
@@ -144,12 +143,7 @@ impl Console {
                     tail: tail_of(&String::from_utf8_lossy(&state.text)),
                 });
             }
-            state = self
-                .shared
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.shared.changed.wait_for(&mut state, left);
         }
     }
 }
@@ -159,10 +153,6 @@ fn line_after<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(marker)?;
     let (line, _) = rest.split_once('\n')?;
     Some(line.trim_end())
-}
-
-fn lock(shared: &Shared) -> MutexGuard<'_, State> {
-    shared.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Changes kernel settings temporarily and restores them, also when a signal ends the process.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Context, Result};
 
@@ -10,7 +10,7 @@ use crate::error::{Context, Result};
 static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
 
 fn changed() -> MutexGuard<'static, Vec<(PathBuf, String)>> {
-    CHANGED.lock().unwrap_or_else(PoisonError::into_inner)
+    CHANGED.lock()
 }
 
 /// A file that holds another value until this is dropped.

@@ -4,11 +4,11 @@
 //! The process that created a folder holds a lock on it while it lives, so a folder that can be
 //! locked has no owner. Process ids would not show this, because they are reused.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
@@ -92,7 +92,7 @@ impl Drop for Scratch {
 }
 
 fn living() -> MutexGuard<'static, Living> {
-    LIVING.lock().unwrap_or_else(PoisonError::into_inner)
+    LIVING.lock()
 }
 
 /// Returns the parent of folders for images.

@@ -1,10 +1,10 @@
 //! Our small user space in a container and in user-mode Linux, and libguestfs's own, for real: scripts, disks, what is sent
 //! in, flushes, and that nothing is left of it.
 
+use parking_lot::Mutex;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use fathom_lab::Error;
@@ -163,7 +163,7 @@ static GROUPS: Mutex<()> = Mutex::new(());
 
 #[test]
 fn nothing_is_left_of_what_is_killed() {
-    let _groups = GROUPS.lock().unwrap();
+    let _groups = GROUPS.lock();
     let uml = check_cpu().is_ok().then_some(Kind::Uml);
     for kind in [Kind::Container].into_iter().chain(uml) {
         let disk = Disk::new();
@@ -196,7 +196,7 @@ fn nothing_is_left_of_what_is_killed() {
 
 #[test]
 fn a_container_has_the_limits_that_it_is_given() {
-    let _groups = GROUPS.lock().unwrap();
+    let _groups = GROUPS.lock();
     let disk = Disk::new();
     let spec = Spec {
         memory: Some(64 * MIB),

@@ -4,8 +4,9 @@
 //! pages it can hold back. So each is read on its own thread, which is waited for only briefly.
 
 use super::guest::Guest;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -82,7 +83,7 @@ impl Guests {
 }
 
 fn locked<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
+    what.lock()
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@
 
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_units::redacted;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt::{self, Debug, Write};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
@@ -50,10 +51,6 @@ struct Kind {
 }
 
 impl Repeats {
-    fn window(&self) -> MutexGuard<'_, Window> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     /// Returns whether to write the line. If not, the line is counted.
     fn admit(&self, event: &Event<'_>) -> bool {
         let level = *event.metadata().level();
@@ -61,7 +58,7 @@ impl Repeats {
         if level > Level::INFO || target == ALWAYS || target == module_path!() {
             return true;
         }
-        let mut window = self.window();
+        let mut window = self.0.lock();
         window.renew();
         let kind = window.kind(event);
         kind.seen += 1;
@@ -91,7 +88,7 @@ impl Repeats {
 
     /// Reports the suppressed lines now.
     pub fn tell(&self) {
-        let mut window = self.window();
+        let mut window = self.0.lock();
         let lasted = window
             .begun
             .take()
@@ -196,7 +193,7 @@ mod tests {
 
     impl io::Write for Log {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
+            self.0.lock().write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -219,7 +216,7 @@ mod tests {
             work(&repeats);
             repeats.tell();
         });
-        let bytes = log.0.lock().unwrap();
+        let bytes = log.0.lock();
         let text = String::from_utf8(bytes.clone()).unwrap();
         text.lines().map(|line| line.trim().to_owned()).collect()
     }

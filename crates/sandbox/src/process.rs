@@ -7,10 +7,11 @@ use crate::report::Report;
 use crate::thread::{Cages, other};
 use crate::{Mode, privileges};
 use libc::{gid_t, uid_t};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 /// Filters of threads; empty while the process has no sandbox.
 static CAGES: OnceLock<Cages> = OnceLock::new();
@@ -170,19 +171,19 @@ pub fn enter(kind: Kind) {
     };
     if let Err(error) = cages.enter(kind) {
         OUTSIDE.fetch_add(1, Ordering::Relaxed);
-        *WHY.lock().unwrap_or_else(|e| e.into_inner()) = Some(format!("{kind:?}: {error}"));
+        *WHY.lock() = Some(format!("{kind:?}: {error}"));
     }
 }
 
 /// Returns the parts of the sandbox that are in force now. `None` if no sandbox was requested.
 pub fn report() -> Option<Report> {
-    let mut report = REPORT.lock().unwrap_or_else(|e| e.into_inner()).clone()?;
+    let mut report = REPORT.lock().clone()?;
     let outside = OUTSIDE.load(Ordering::Relaxed);
     if outside > 0 {
         report
             .parts
             .retain(|part| part.name != "system calls of threads");
-        let why = WHY.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        let why = WHY.lock().clone();
         let why = why.unwrap_or_default();
         report.missing(
             "system calls of threads",
@@ -193,7 +194,7 @@ pub fn report() -> Option<Report> {
 }
 
 fn keep(report: Report) -> Report {
-    *REPORT.lock().unwrap_or_else(|e| e.into_inner()) = Some(report.clone());
+    *REPORT.lock() = Some(report.clone());
     report
 }
 

@@ -14,6 +14,7 @@
 //! nor as committed memory (vm.overcommit_memory). One replacement for the whole rest adds at most
 //! one mapping per guarded mapping.
 
+use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, getrlimit};
@@ -22,7 +23,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// Number of entries by which the table grows.
 const CHUNK: usize = 512;
@@ -213,7 +214,7 @@ impl Guarded {
         alarm: Arc<dyn Alarm>,
     ) -> io::Result<Guarded> {
         install()?;
-        let mut free = FREE.lock().unwrap_or_else(|e| e.into_inner());
+        let mut free = FREE.lock();
         alarm.spare().cover(len)?;
         let slot = take_slot(&mut free);
         let told = Arc::new(Told {
@@ -228,7 +229,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        let mut free = FREE.lock().unwrap_or_else(|e| e.into_inner());
+        let mut free = FREE.lock();
         self.slot.set(0, 0, 1, ptr::null_mut());
         free.push(self.slot);
     }

@@ -3,6 +3,7 @@
 use crate::descriptors::Descriptors;
 use crate::occupant;
 use fathom_units::cause;
+use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
@@ -15,7 +16,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
 
 /// Number of connections that may wait to be accepted: as many as the administrator allows (listen(2):
 /// net.core.somaxconn). When too many wait, clients of a Unix socket that do not block fail at once.
@@ -166,7 +166,7 @@ impl Listener {
     pub fn hand_over(&self, descriptors: &mut Descriptors) -> io::Result<ListenerState> {
         Ok(ListenerState {
             socket: descriptors.add(&self.socket)?,
-            bound: self.bound().clone(),
+            bound: self.bound.lock().clone(),
         })
     }
 
@@ -184,12 +184,12 @@ impl Listener {
 
     /// Takes over the duty to remove the socket from the predecessor.
     pub fn own(&self, Bound(bound): Bound) {
-        *self.bound() = bound;
+        *self.bound.lock() = bound;
     }
 
     /// Removes the socket from its path, if that is this listener's duty. Clients cannot find the socket afterwards.
     pub fn unbind(&self) {
-        let Some((path, dev, ino)) = self.bound().take() else {
+        let Some((path, dev, ino)) = self.bound.lock().take() else {
             return;
         };
         // (Another process may have bound its socket to the path.)
@@ -200,11 +200,7 @@ impl Listener {
 
     /// Leaves the duty to remove the socket to another process.
     pub fn disown(&self) {
-        *self.bound() = None;
-    }
-
-    fn bound(&self) -> MutexGuard<'_, Option<(PathBuf, u64, u64)>> {
-        self.bound.lock().unwrap_or_else(|e| e.into_inner())
+        *self.bound.lock() = None;
     }
 }
 

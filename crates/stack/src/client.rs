@@ -7,7 +7,7 @@ use fathom_core::{
 };
 use fathom_storage::EngineKind;
 use libc::iovec;
-use rustix::event::{EventfdFlags, eventfd};
+use parking_lot::Mutex;
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,7 +15,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Maximum requests of one client in flight; further ones are queued.
@@ -242,12 +241,8 @@ impl Asked {
         })
     }
 
-    fn queue(&self) -> MutexGuard<'_, VecDeque<Ask>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn push(&self, asks: impl IntoIterator<Item = Ask>) {
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         queue.extend(asks);
         // A worker that arms checks the count after that.
         self.count.store(queue.len(), Ordering::SeqCst);
@@ -259,7 +254,7 @@ impl Asked {
     }
 
     fn pop(&self) -> Option<Ask> {
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         let ask = queue.pop_front();
         self.count.store(queue.len(), Ordering::SeqCst);
         ask

@@ -12,6 +12,7 @@ use fathom_core::{
     Stage, WrapSource,
 };
 use fathom_units::parse_duration;
+use parking_lot::Mutex;
 use serde::Serialize;
 use std::fmt;
 use std::io;
@@ -19,7 +20,6 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The place of an injected delay.
@@ -114,14 +114,14 @@ impl Injector {
         let start = clock.now();
         std::thread::sleep(self.injection.delay);
         let ticks = clock.now() - start;
-        let mut measured = self.measured.lock().unwrap_or_else(|e| e.into_inner());
+        let mut measured = self.measured.lock();
         measured.push(ticks);
         true
     }
 
     /// Returns the statistics, or `None` before the first delay.
     pub fn outcome(&self) -> Option<Injected> {
-        let measured = self.measured.lock().unwrap_or_else(|e| e.into_inner());
+        let measured = self.measured.lock();
         let mut sorted = measured.clone();
         sorted.sort_unstable();
         let ns = |ticks: u64| ticks as f64 * 1e9 / Clock::get().hz();

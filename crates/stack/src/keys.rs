@@ -5,6 +5,7 @@ use fathom_files::gate;
 use fathom_formats::served::Keys;
 use fathom_luks::{MAX_PASSPHRASE, Passphrase};
 use fathom_units::cause;
+use parking_lot::Mutex;
 use std::env;
 use std::fmt;
 use std::fs::File;
@@ -14,7 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use zeroize::Zeroizing;
 
 /// The source of a key. All bytes count, but the last line break of a command's output does not.
@@ -198,7 +199,7 @@ impl KeyRing {
         if gate::other().is_some() {
             return Err("a tenant's disk cannot be encrypted".into());
         }
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys.lock();
         if let Some(keys) = &*keys {
             return Ok(keys.clone());
         }

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Maximum bytes per turn that are copied for one waiting request, and for all of them.
@@ -130,7 +130,7 @@ impl Missing {
             blocks: map.grid.touched(offset, len),
             writes: op != Op::Read,
         };
-        self.waits().0.push(want);
+        self.waits.lock().0.push(want);
         self.news.notify_all();
     }
 
@@ -172,10 +172,6 @@ impl Missing {
         self.forgotten.load(Ordering::SeqCst)
     }
 
-    fn waits(&self) -> MutexGuard<'_, Waits> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns missing ranges for which requests wait, in bytes and whole blocks.
     ///
     /// The result has some ranges of each request, a few megabytes in total. If no request waits,
@@ -184,11 +180,10 @@ impl Missing {
         let Some(map) = self.map.get() else {
             return Vec::new();
         };
-        let mut waits = self.waits();
+        let mut waits = self.waits.lock();
         let mut found = waits.pieces(map);
         if found.is_empty() && !within.is_zero() {
-            let news = self.news.wait_timeout(waits, within);
-            waits = news.unwrap_or_else(PoisonError::into_inner).0;
+            self.news.wait_for(&mut waits, within);
             found = waits.pieces(map);
         }
         found
@@ -200,7 +195,7 @@ impl Missing {
             return false;
         };
         let is_here = |want: &Want| are_set(&map.here, want.blocks.clone());
-        let mut waits = self.waits();
+        let mut waits = self.waits.lock();
         waits.0.retain(|want| !map.is_satisfied(want));
         waits.0.iter().any(|want| want.writes && is_here(want))
     }

@@ -2,11 +2,13 @@
 
 use crate::bells::Bells;
 use crate::blocks::{BITS, Grid, are_set, bits, run, unset};
-use fathom_core::Op;
+use crate::notifiers::Notifiers;
+use fathom_core::{EventNotifier, Op};
+use parking_lot::{Condvar, Mutex};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Maximum blocks to save per call, and maximum of those for one request.
@@ -93,7 +95,7 @@ impl Past {
 
     /// Registers a write that waits; its worker checks again when its eventfd is signalled.
     pub(crate) fn want(&self, offset: u64, len: u64) {
-        self.waits().push(self.grid.touched(offset, len));
+        self.waits.lock().push(self.grid.touched(offset, len));
         self.news.notify_all();
     }
 
@@ -110,11 +112,10 @@ impl Past {
     ///
     /// If there are none, the function waits for a write for the time `within` at most.
     pub fn wanted(&self, within: Duration) -> Vec<Range<u64>> {
-        let mut waits = self.waits();
+        let mut waits = self.waits.lock();
         let mut found = self.pieces(&mut waits);
         if found.is_empty() && !within.is_zero() && !self.is_over() {
-            let news = self.news.wait_timeout(waits, within);
-            waits = news.unwrap_or_else(PoisonError::into_inner).0;
+            self.news.wait_for(&mut waits, within);
             found = self.pieces(&mut waits);
         }
         found
@@ -205,7 +206,7 @@ impl Past {
 
     fn tell_news(&self) {
         // Taking the lock makes sure that a thread about to wait sees the change or is woken.
-        drop(self.waits());
+        drop(self.waits.lock());
         self.news.notify_all();
     }
 

@@ -10,12 +10,11 @@ use fathom_core::{
 };
 use fathom_storage::FileDisk;
 use fathom_units::cause;
-use rustix::event::{EventfdFlags, eventfd};
+use parking_lot::Mutex;
 use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time without any progress after which saving original data is given up.
@@ -51,10 +50,6 @@ struct Wanted {
     past: Option<Arc<Past>>,
     /// Throttles writes for a mirror.
     brake: Option<Arc<Brake>>,
-}
-
-fn lock(wanted: &Mutex<Wanted>) -> MutexGuard<'_, Wanted> {
-    wanted.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns whether both are the same value, or both are `None`.
@@ -126,7 +121,7 @@ impl Tap {
     /// A message for the user; nothing is held then.
     pub fn hold(&self, past: &Arc<Past>, workers: &[WorkerHandle]) -> Result<(), String> {
         {
-            let mut wanted = lock(&self.wanted);
+            let mut wanted = self.wanted.lock();
             if wanted.past.is_some() {
                 return Err("another backup or mirror already follows the disk".into());
             }
@@ -141,7 +136,7 @@ impl Tap {
 
     /// Ends copy-before-write for a past that is over, so that no write waits.
     pub fn forget(&self, workers: &[WorkerHandle]) {
-        lock(&self.wanted).past = None;
+        self.wanted.lock().past = None;
         // A stuck worker notices when it responds again.
         let _ = hear(workers);
     }
@@ -149,7 +144,7 @@ impl Tap {
     /// Throttles writes by `brake` from now on. The error is a message for the user.
     pub fn hold_back(&self, brake: &Arc<Brake>, workers: &[WorkerHandle]) -> Result<(), String> {
         {
-            let mut wanted = lock(&self.wanted);
+            let mut wanted = self.wanted.lock();
             if wanted.brake.is_some() {
                 return Err("another operation already holds the disk's requests".into());
             }
@@ -163,7 +158,7 @@ impl Tap {
 
     /// Ends throttling.
     pub fn hold_back_no_more(&self, workers: &[WorkerHandle]) {
-        lock(&self.wanted).brake = None;
+        self.wanted.lock().brake = None;
         // A stuck worker notices when it responds again.
         let _ = hear(workers);
     }
@@ -372,7 +367,7 @@ impl TapChannel {
     }
 
     fn look_at_wanted(&mut self, cx: &mut Cx) {
-        let wanted = lock(&self.wanted).clone();
+        let wanted = self.wanted.lock().clone();
         let has_past = is_same(wanted.past.as_ref(), self.goes_by.past.as_ref());
         let has_brake = is_same(wanted.brake.as_ref(), self.goes_by.brake.as_ref());
         if has_past && has_brake {

@@ -24,6 +24,7 @@ use fathom_files::lock::{self, LockError};
 use fathom_files::{FileId, gate};
 use flushes::{Flushes, OwnFile, Verdict};
 pub use marked::refusal_of;
+use parking_lot::Mutex;
 pub(crate) use place::{At, KIND};
 use plan::Planner;
 use report::ToldEnd;
@@ -34,8 +35,8 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Where written data may be cached, named as in QEMU.
@@ -288,24 +289,24 @@ impl FileDisk {
 
     /// Returns the file's attributes when this process last activated it.
     pub fn when_taken(&self) -> Option<Metadata> {
-        self.shared.seen().taken.clone()
+        self.shared.seen.lock().taken.clone()
     }
 
     /// Returns the file's attributes when it was last deactivated, before another process could
     /// lock it.
     pub fn when_left(&self) -> Option<Metadata> {
-        self.shared.seen().left.clone()
+        self.shared.seen.lock().left.clone()
     }
 
     /// Returns how often others may have changed the file between deactivation and activation,
     /// including before the first activation.
     pub fn changes_by_others(&self) -> u64 {
-        self.shared.seen().changes
+        self.shared.seen.lock().changes
     }
 
     /// Sets the guard that decides where a growable file may end.
     pub fn guard_end(&self, guard: EndGuard) {
-        let mut place = self.shared.end_guard();
+        let mut place = self.shared.end_guard.lock();
         *place = Some(guard);
     }
 }
@@ -347,7 +348,7 @@ impl Disk for FileDisk {
         if let Some(found) = taken.as_ref().filter(|found| found.is_file()) {
             shared.take_in_length(found.len());
         }
-        let mut seen = shared.seen();
+        let mut seen = shared.seen.lock();
         seen.changes += u64::from(!is_unchanged(seen.left.as_ref(), taken.as_ref()));
         seen.taken = taken;
         Ok(())
@@ -356,7 +357,7 @@ impl Disk for FileDisk {
     fn deactivate(&self) -> Result<(), DiskError> {
         let shared = &*self.shared;
         let written_back = shared.write_back();
-        shared.seen().left = shared.file.metadata().ok();
+        shared.seen.lock().left = shared.file.metadata().ok();
         if !shared.options.keeps_lock {
             lock::release(&shared.path, &shared.file);
         }
@@ -387,15 +388,6 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn end_guard(&self) -> MutexGuard<'_, Option<EndGuard>> {
-        let guard = self.end_guard.lock();
-        guard.unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Warns if the path no longer leads to the file that is served. The open file is still served:
     /// it alone has the guest's data.
     fn look_at_name(&self) {
@@ -419,7 +411,7 @@ impl Shared {
         if self.ends_within_sector(missing.start) {
             return true;
         }
-        let guard = self.end_guard().clone();
+        let guard = self.end_guard.lock().clone();
         self.options.growable && guard.is_none_or(|guard| guard(missing))
     }
 

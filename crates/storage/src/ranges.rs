@@ -4,13 +4,12 @@
 //! changes a block partly asks every other channel of the disk for conflicting changes in flight.
 //! From then on its lock keeps new conflicting changes waiting.
 
-use fathom_core::RequestId;
-use rustix::event::{EventfdFlags, eventfd};
+use fathom_core::{EventNotifier, RequestId};
+use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Index of a channel among those that share the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +76,6 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Nothing panics half-way while the mutex is held, so its data is intact.
-        self.inner.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     /// Registers a channel of the disk.
     pub(crate) fn turns(self: &Arc<Self>) -> io::Result<Turns> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -143,7 +137,7 @@ impl Turns {
     #[cold]
     fn acquire_listed(&mut self, id: RequestId, range: Range<u64>, exclusive: bool) -> bool {
         let ranges = self.ranges.clone();
-        let mut inner = ranges.inner();
+        let mut inner = ranges.inner.lock();
         let mut lock = Lock {
             owner: self.owner,
             id,
@@ -197,7 +191,7 @@ impl Turns {
 
     #[cold]
     fn release_listed(&mut self, id: RequestId) {
-        let mut inner = self.ranges.inner();
+        let mut inner = self.ranges.inner.lock();
         let mine = |lock: &Lock| lock.owner == self.owner && lock.id == id && lock.held;
         let Some(index) = inner.locks.iter().position(mine) else {
             return; // a request that needed no lock
@@ -214,7 +208,7 @@ impl Turns {
     /// collects locks that have been granted.
     pub(crate) fn look(&mut self) {
         let ranges = self.ranges.clone();
-        self.look_at(&mut ranges.inner());
+        self.look_at(&mut ranges.inner.lock());
     }
 
     fn look_at(&mut self, inner: &mut Inner) {
@@ -241,7 +235,7 @@ impl Drop for Turns {
         self.unlisted.clear();
         let ranges = self.ranges.clone();
         // In one go: another channel must not ask in between, because nobody would answer.
-        let mut inner = ranges.inner();
+        let mut inner = ranges.inner.lock();
         self.look_at(&mut inner);
         inner.mailboxes[self.owner.0].event = None;
     }
@@ -344,7 +338,7 @@ mod tests {
         for id in [A, B] {
             turns.release(id);
         }
-        assert!(turns.ranges.inner().locks.is_empty());
+        assert!(turns.ranges.inner.lock().locks.is_empty());
     }
 
     #[test]

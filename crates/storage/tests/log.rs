@@ -4,9 +4,10 @@ mod common;
 
 use common::Guest;
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, engine};
+use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tempfile::NamedTempFile;
 
 /// Collects log lines.
@@ -15,7 +16,7 @@ struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("log").write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -36,7 +37,7 @@ impl Log {
 
     /// Returns the lines about a file since the last call.
     fn take(&self, path: &Path) -> Vec<String> {
-        let bytes = std::mem::take(&mut *self.0.lock().expect("log"));
+        let bytes = std::mem::take(&mut *self.0.lock());
         let text = String::from_utf8(bytes).expect("UTF-8");
         let about = |line: &&str| line.contains(&*path.to_string_lossy());
         text.lines().filter(about).map(str::to_owned).collect()

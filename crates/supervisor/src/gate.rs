@@ -8,10 +8,11 @@ use fathom_host::signals::LeftToThisThread;
 use fathom_metrics::Events;
 use fathom_sockets::Descriptors;
 use fathom_units::cause;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time that [`Gate::finish`] waits for the tenant's last log lines. A thread that is opening a file reads none.
@@ -42,7 +43,7 @@ impl Gate {
         let post = self.0.clone();
         let tenant = tenant.to_owned();
         let thread = std::thread::Builder::new().name("gate".into());
-        self.0.turn.now().is_attended = true;
+        self.0.turn.now.lock().is_attended = true;
         let started = thread.stack_size(STACK).spawn(move || {
             post.attend(&tenant, &permits, &events);
             post.turn.leave();
@@ -53,7 +54,7 @@ impl Gate {
     /// Stops receiving requests until [`Gate::go_on`], so that they wait in the socket. A request in progress gets no
     /// reply after `deadline` while the gate is held: [`Gate::owes_answer`] then returns true.
     pub fn hold(&self, deadline: Instant) {
-        self.0.turn.now().is_held = true;
+        self.0.turn.now.lock().is_held = true;
         let left = deadline.saturating_duration_since(Instant::now());
         let mut now = self.0.turn.wait_while(left, |now| now.is_busy);
         now.is_late = now.is_busy;
@@ -61,16 +62,16 @@ impl Gate {
 
     /// Whether a request gets no reply while the gate is held. A successor replies to it with an error.
     pub fn owes_answer(&self) -> bool {
-        self.0.turn.now().is_late
+        self.0.turn.now.lock().is_late
     }
 
     /// Records that a predecessor owes the tenant a reply.
     pub fn answer_owed(&self) {
-        self.0.turn.now().owes = true;
+        self.0.turn.now.lock().owes = true;
     }
 
     pub fn go_on(&self) {
-        let mut now = self.0.turn.now();
+        let mut now = self.0.turn.now.lock();
         now.is_held = false;
         now.is_late = false;
         self.0.turn.changed.notify_all();
@@ -83,7 +84,7 @@ impl Gate {
 
     /// Returns the gate and the log for a successor of this supervisor. The gate must be held.
     pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<(usize, Option<usize>)> {
-        let log = self.0.log().hand_over();
+        let log = self.0.log.lock().hand_over();
         Ok((files.add(&self.0.link)?, files.add_any(log.as_ref())?))
     }
 }
@@ -109,42 +110,37 @@ struct Now {
 }
 
 impl Turn {
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wait_while(
         &self,
         most: Duration,
         mut waits: impl FnMut(&Now) -> bool,
     ) -> MutexGuard<'_, Now> {
-        let waited = self
-            .changed
-            .wait_timeout_while(self.now(), most, |now| waits(now));
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        let mut now = self.now.lock();
+        self.changed
+            .wait_while_for(&mut now, |now| waits(now), most);
+        now
     }
 
     fn begin(&self) {
-        let is_held = |now: &mut Now| now.is_held;
-        let waited = self.changed.wait_while(self.now(), is_held);
-        waited.unwrap_or_else(PoisonError::into_inner).is_busy = true;
+        let mut now = self.now.lock();
+        self.changed.wait_while(&mut now, |now| now.is_held);
+        now.is_busy = true;
     }
 
     /// Calls `send` as soon as a reply may be sent.
     fn answer<T>(&self, send: impl FnOnce() -> T) -> T {
-        let is_late = |now: &mut Now| now.is_late;
-        let waited = self.changed.wait_while(self.now(), is_late);
-        let _now = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.now.lock();
+        self.changed.wait_while(&mut now, |now| now.is_late);
         send()
     }
 
     fn end(&self) {
-        self.now().is_busy = false;
+        self.now.lock().is_busy = false;
         self.changed.notify_all();
     }
 
     fn leave(&self) {
-        self.now().is_attended = false;
+        self.now.lock().is_attended = false;
         self.changed.notify_all();
     }
 }
@@ -157,7 +153,7 @@ impl Post {
     fn attend(&self, tenant: &str, permits: &Permits, events: &Events) {
         let mut is_understood = true;
         let mut relay = Relay::new(tenant);
-        if std::mem::take(&mut self.turn.now().owes) {
+        if std::mem::take(&mut self.turn.now.lock().owes) {
             let text = "the server was replaced while it opened the file; retry";
             let refused: FromGate = Err(io::Error::other(text).into());
             // (A broken connection is noticed below.)
@@ -166,7 +162,7 @@ impl Post {
         loop {
             let has_ended = self.wait(is_understood);
             self.turn.begin();
-            self.log().pass_on();
+            self.log.lock().pass_on();
             let told = match is_understood {
                 true => self.answer(permits, events, &mut relay),
                 false => Ok(()),
@@ -186,12 +182,12 @@ impl Post {
                 }
             }
         }
-        self.log().finish();
+        self.log.lock().finish();
     }
 
     /// Waits for a message at the gate, or until the log has work to do. True: the tenant has closed the gate.
     fn wait(&self, is_understood: bool) -> bool {
-        let (pipe, within) = self.log().awaited();
+        let (pipe, within) = self.log.lock().awaited();
         let gate = match is_understood {
             true => PollFlags::IN,
             false => PollFlags::empty(),
@@ -204,16 +200,12 @@ impl Post {
         fds[0].revents().contains(PollFlags::HUP)
     }
 
-    fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn answer(&self, permits: &Permits, events: &Events, relay: &mut Relay) -> io::Result<()> {
         match self.link.receive::<AtGate>(false)? {
             Some((AtGate::Want(wanted), with)) => {
                 let got = permits.get(&wanted, with.as_ref().map(AsFd::as_fd));
                 if let Err(Denied::Forbidden) = got {
-                    self.log().warn(format_args!(
+                    self.log.lock().warn(format_args!(
                         "its process was denied {wanted}, which none of its disks uses"
                     ));
                 }

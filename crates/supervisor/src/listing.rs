@@ -1,7 +1,8 @@
 //! Collects the replies of several tenants.
 
 use fathom_requests::{Answer, Reply, Responder};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// For each disk, in order: the reply so far, and whether the tenant has replied.
@@ -52,6 +53,6 @@ impl Listing {
     }
 }
 
-fn lock(places: &Places) -> std::sync::MutexGuard<'_, Vec<Place>> {
-    places.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(places: &Places) -> parking_lot::MutexGuard<'_, Vec<Place>> {
+    places.lock()
 }

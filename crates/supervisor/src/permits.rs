@@ -11,13 +11,14 @@ use fathom_spec::DiskSpec;
 use fathom_stack::AllowedDirs;
 use fathom_storage::cached::Terms;
 use fathom_storage::{Location, refusal_of};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum timeout for a connection to a server.
@@ -87,10 +88,6 @@ impl From<Denied> for Refused {
 pub struct Permits(Mutex<BTreeMap<String, Permit>>);
 
 impl Permits {
-    fn disks(&self) -> MutexGuard<'_, BTreeMap<String, Permit>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Permits opening the disk's files.
     pub fn begin(&self, table: &DiskSpec, listener: Option<Arc<Listener>>) {
         let image = table.image.path();
@@ -106,12 +103,12 @@ impl Permits {
             bases: Vec::new(),
             table: table.clone(),
         };
-        self.disks().insert(table.name.clone(), permit);
+        self.0.lock().insert(table.name.clone(), permit);
     }
 
     /// Returns the paths of the files that the disk's image names.
     pub fn found(&self, disk: &str) -> Vec<PathBuf> {
-        let disks = self.disks();
+        let disks = self.0.lock();
         let found = disks.get(disk).map(|permit| permit.found.clone());
         found.unwrap_or_default()
     }
@@ -119,7 +116,7 @@ impl Permits {
     /// Adds a disk whose files are open already, with what a predecessor knew about it.
     pub fn resume(&self, table: &DiskSpec, listener: Option<Arc<Listener>>, found: Vec<PathBuf>) {
         self.begin(table, listener);
-        if let Some(permit) = self.disks().get_mut(&table.name) {
+        if let Some(permit) = self.0.lock().get_mut(&table.name) {
             permit.found = found;
             permit.is_opening = false;
         }
@@ -127,14 +124,14 @@ impl Permits {
 
     /// Ends the permission to open the disk's files, because they are open.
     pub fn seal(&self, disk: &str) {
-        if let Some(permit) = self.disks().get_mut(disk) {
+        if let Some(permit) = self.0.lock().get_mut(disk) {
             permit.is_opening = false;
         }
     }
 
     /// Permits opening a disk's files again for a change of its options, if the files are the same.
     pub fn begin_change(&self, wanted: &DiskSpec) {
-        if let Some(permit) = self.disks().get_mut(&wanted.name) {
+        if let Some(permit) = self.0.lock().get_mut(&wanted.name) {
             let is = &permit.table;
             let is_same = (&is.image, &is.data_file) == (&wanted.image, &wanted.data_file);
             permit.change = is_same.then(|| wanted.clone());
@@ -143,7 +140,7 @@ impl Permits {
 
     /// Ends a change. `is_changed`: whether the disk now has the new options.
     pub fn end_change(&self, disk: &str, is_changed: bool) {
-        if let Some(permit) = self.disks().get_mut(disk)
+        if let Some(permit) = self.0.lock().get_mut(disk)
             && let Some(change) = permit.change.take()
             && is_changed
         {
@@ -153,16 +150,16 @@ impl Permits {
 
     /// Whether the tenant has this disk.
     pub fn has(&self, disk: &str) -> bool {
-        self.disks().contains_key(disk)
+        self.0.lock().contains_key(disk)
     }
 
     pub fn forget(&self, disk: &str) {
-        self.disks().remove(disk);
+        self.0.lock().remove(disk);
     }
 
     /// Permits opening the files that a command names.
     pub fn extend(&self, ask: &Ask) {
-        let mut disks = self.disks();
+        let mut disks = self.0.lock();
         let Some(permit) = ask.about().and_then(|name| disks.get_mut(name)) else {
             return;
         };
@@ -185,7 +182,7 @@ impl Permits {
     /// Determines the paths of images without symbolic links. A file system may never reply, so the calling thread must
     /// have nothing else to do. No lock is held meanwhile.
     fn resolve(&self) {
-        let disks = self.disks();
+        let disks = self.0.lock();
         let unresolved = disks.iter().filter(|(_, permit)| !permit.is_resolved);
         let unresolved: Vec<_> = unresolved
             .map(|(name, permit)| (name.clone(), permit.image.first().cloned()))
@@ -193,7 +190,7 @@ impl Permits {
         drop(disks);
         for (name, path) in unresolved {
             let real = path.as_ref().and_then(|path| path.canonicalize().ok());
-            if let Some(permit) = self.disks().get_mut(&name)
+            if let Some(permit) = self.0.lock().get_mut(&name)
                 && permit.image.first() == path.as_ref()
             {
                 permit.is_resolved = true;
@@ -203,7 +200,7 @@ impl Permits {
     }
 
     fn allow(&self, wanted: &Wanted) -> bool {
-        let allows = || self.disks().values().any(|permit| permit.allows(wanted));
+        let allows = || self.0.lock().values().any(|permit| permit.allows(wanted));
         allows() || {
             self.resolve();
             allows()
@@ -212,7 +209,7 @@ impl Permits {
 
     /// Records a file that was found, so that the tenant may later check whether the file still exists.
     fn has_found(&self, wanted: &Wanted, path: &Path) {
-        let mut disks = self.disks();
+        let mut disks = self.0.lock();
         let all = disks.values_mut().filter(|permit| permit.allows(wanted));
         for Permit { found, .. } in all {
             if found.len() < MAX_FOUND && !found.iter().any(|other| other == path) {
@@ -225,7 +222,7 @@ impl Permits {
     pub fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Denied> {
         let got = |file| Got { file, path: None };
         if let Wanted::FrontEnds { disk } = wanted {
-            let disks = self.disks();
+            let disks = self.0.lock();
             let listener = disks.get(disk).and_then(|permit| permit.listener.as_ref());
             let listener = listener.ok_or(Denied::Forbidden)?;
             return Ok(got(listener.as_fd().try_clone_to_owned()?));
@@ -258,7 +255,7 @@ impl Permits {
                 Ok(got(socket))
             }
             Wanted::Base { remote } => {
-                let mut disks = self.disks();
+                let mut disks = self.0.lock();
                 let permit = disks.values_mut().find(|permit| permit.allows(wanted));
                 let permit = permit.ok_or(Denied::Forbidden)?;
                 permit.bases.retain(|then| then.elapsed() < WHILE);
@@ -308,7 +305,7 @@ impl Permits {
         let Some(mark) = image.mark() else {
             return Ok(());
         };
-        let disks = self.disks();
+        let disks = self.0.lock();
         let is_allowed =
             { disks.values() }.any(|permit| permit.allows(wanted) && permit.table.allow_superseded);
         drop(disks);

@@ -3,8 +3,9 @@
 use crate::run;
 use crate::server::{Asked, Server, answer, part, raw_answer};
 use fathom_archive::{Error, Object};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const ETAG: &str = "ETag: \"one\"";
@@ -129,7 +130,7 @@ fn redirects_are_followed() {
 fn then(first: Answers, second: Answers) -> Server {
     let opened = Mutex::new(false);
     Server::start(move |asked| {
-        let mut opened = opened.lock().expect("not poisoned");
+        let mut opened = opened.lock();
         match std::mem::replace(&mut *opened, true) {
             false => first(asked),
             true => second(asked),

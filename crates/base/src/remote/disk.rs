@@ -6,9 +6,10 @@ use fathom_stack::{Answer, Ask, Client, Job, Pages};
 use fathom_storage::cached::CacheTerms;
 use fathom_storage::{Cache, EngineKind, Location, OpenOptions};
 use fathom_units::{Timeout, cause};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use tokio::sync::oneshot;
 
@@ -105,7 +106,7 @@ impl Drop for RemoteDisk {
 }
 
 fn waiting(all: &Waiting) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
-    all.lock().unwrap_or_else(PoisonError::into_inner)
+    all.lock()
 }
 
 fn open(remote: &str) -> Result<RemoteDisk, Problem> {

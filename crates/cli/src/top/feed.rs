@@ -3,13 +3,14 @@
 use fathom_client::{Client, ClientError, Server, place};
 use fathom_metrics::Sample;
 use fathom_units::short_duration;
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -194,8 +195,8 @@ impl Finder {
     }
 }
 
-fn lock(watched: &Mutex<BTreeSet<String>>) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
-    watched.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(watched: &Mutex<BTreeSet<String>>) -> parking_lot::MutexGuard<'_, BTreeSet<String>> {
+    watched.lock()
 }
 
 fn explain(name: &str, error: &ClientError) -> String {

@@ -11,11 +11,11 @@ use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_d
 use crate::switch_kills::{OWNERS, Owner, start};
 use fathom_testing::is_time_up;
 use load::Hosting;
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl Client<'_> {
             .iter()
             .take(2)
             .filter(|word| !word.starts_with(['/', '-']));
-        let mut replies = self.replies.lock().unwrap();
+        let mut replies = self.replies.lock();
         let kind = names.copied().collect::<Vec<_>>().join(" ");
         let (succeeded, failed) = replies.entry(kind).or_default();
         *(if is_done { succeeded } else { failed }) += 1;
@@ -411,7 +411,7 @@ fn kill_again_and_again(hosting: Hosting) {
         dir = one_kill(hosting, dir, round, seed, &mut random, &replies);
     }
     // A command that never succeeds would test nothing. (A disk on a raw image has nothing to stream.)
-    let replies = replies.into_inner().unwrap();
+    let replies = replies.into_inner();
     let never = |(kind, counts): &(&String, &(u64, u64))| {
         counts.0 == 0 && counts.1 >= 5 && *kind != "stream start"
     };

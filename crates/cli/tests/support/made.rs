@@ -1,5 +1,6 @@
 //! Directories of files that are made once: the files are kept in memory, with their holes.
 
+use parking_lot::Mutex;
 use rustix::fs::{SeekFrom, seek};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -7,7 +8,7 @@ use std::fs::{self, File};
 use std::hash::Hash;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// A file's name, length, and data with their offsets.
 struct SparseFile {
@@ -56,7 +57,6 @@ impl<K: Hash + Eq> Made<K> {
         let made = self
             .0
             .lock()
-            .unwrap()
             .get_or_insert_default()
             .entry(key)
             .or_default()

@@ -5,11 +5,12 @@ use crate::{
     Channel, Cx, Disk, DiskError, DiskInfo, Op, RangeLimits, RequestId, Stage, Token, WorkerHandle,
     WorkerOptions,
 };
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 
 /// Size of a [`TestDisk`], in bytes.
 pub const SIZE: u64 = 1 << 20;
@@ -61,7 +62,7 @@ impl TestDisk {
     /// requests back.
     pub fn release(&self) {
         self.hold.store(false, SeqCst);
-        for wake in self.wakes.lock().unwrap().iter() {
+        for wake in self.wakes.lock().iter() {
             rustix::io::write(&**wake, &1u64.to_ne_bytes()).unwrap();
         }
     }
@@ -131,7 +132,7 @@ impl Disk for TestDisk {
         // The channel takes a completion of it as a request to check `hold`.
         let token = Token::channel(u16::MAX);
         cx.engine.watch(wake.as_raw_fd(), token).unwrap();
-        self.wakes.lock().unwrap().push(wake);
+        self.wakes.lock().push(wake);
         Ok(Box::new(TestChannel {
             disk: self.0.clone(),
             waiting: Vec::new(),
@@ -149,7 +150,7 @@ struct TestChannel {
 impl TestChannel {
     fn carry_out(&self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
-        let mut bytes = self.disk.bytes.lock().unwrap();
+        let mut bytes = self.disk.bytes.lock();
         self.disk.carried_out.fetch_add(1, SeqCst);
         let mut at = request.offset as usize;
         if matches!(request.op, Op::Discard | Op::WriteZeroes) {

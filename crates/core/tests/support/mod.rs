@@ -1,11 +1,12 @@
 //! A source whose peer is the test.
 
 use fathom_core::{Broken, Cx, Eventfd, Op, Request, RequestId, Source};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 
 fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
@@ -56,7 +57,7 @@ impl Peer {
     pub fn offer(&self, n: u64) {
         self.offered.fetch_add(n, SeqCst);
         if self.wants_kicks.load(SeqCst) {
-            signal(&self.kick.lock().unwrap());
+            signal(&self.kick.lock());
         }
     }
 
@@ -64,7 +65,7 @@ impl Peer {
     pub fn replace_kick(&self) -> OwnedFd {
         let kick = new_eventfd();
         let copy = kick.try_clone().unwrap();
-        *self.kick.lock().unwrap() = kick;
+        *self.kick.lock() = kick;
         copy
     }
 
@@ -127,7 +128,7 @@ impl TestSource {
     pub fn with_inherited(peer: &Arc<Peer>, capacity: usize, inherited: u64) -> Box<dyn Source> {
         Box::new(TestSource {
             peer: peer.clone(),
-            kick: peer.kick.lock().unwrap().try_clone().unwrap(),
+            kick: peer.kick.lock().try_clone().unwrap(),
             capacity,
             inherited,
             finished: 0,

@@ -6,9 +6,10 @@ use fathom_core::testing::{PollEngine, TestDisk};
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Polling, Pool, WorkerHandle, WorkerOptions,
 };
+use parking_lot::Mutex;
 use std::fs;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
 /// Adds a disk to the pool.
@@ -163,10 +164,7 @@ impl Disk for Told {
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        self.threads
-            .lock()
-            .unwrap()
-            .push(std::thread::current().id());
+        self.threads.lock().push(std::thread::current().id());
         self.disk.channel(cx)
     }
 }
@@ -182,7 +180,7 @@ fn disks_and_their_queues_are_spread_over_the_threads() {
         });
         let shared: Arc<dyn Disk> = disk.clone();
         let workers = pool.join(&shared, false).unwrap();
-        let threads = disk.threads.lock().unwrap().clone();
+        let threads = disk.threads.lock().clone();
         assert_eq!(threads.len(), 3);
         kept.push(workers);
         threads
@@ -204,7 +202,7 @@ fn disks_and_their_queues_are_spread_over_the_threads() {
         });
         let shared: Arc<dyn Disk> = disk.clone();
         kept.insert(1, pool.join(&shared, false).unwrap());
-        disk.threads.lock().unwrap()[0]
+        disk.threads.lock()[0]
     };
     assert_eq!([again(), again()], [firsts[1]; 2]);
 }

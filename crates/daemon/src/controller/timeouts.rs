@@ -2,7 +2,8 @@
 
 use fathom_control::ErrorKind;
 use fathom_requests::Responder;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A responder, until it is used.
@@ -52,14 +53,11 @@ impl Timeouts {
                 tracing::warn!("{}", one.text);
                 responder(Err(ErrorKind::Late.because(one.text.clone())));
             }
-            one.responder
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .is_some()
+            one.responder.lock().is_some()
         });
     }
 }
 
 fn take(slot: &Slot) -> Option<Responder> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    slot.lock().take()
 }

@@ -8,6 +8,7 @@ use fathom_sandbox::Mode;
 use fathom_storage::cached::Terms;
 use fathom_storage::cached::finder::{Find, find_or_start};
 use fathom_units::cause;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
@@ -15,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The argument of `fathom serve` that says that standard input is a socket to a predecessor.
@@ -147,7 +148,7 @@ fn order(
     order: &Order,
     with: Option<OwnedFd>,
 ) -> Result<(u32, Option<OwnedFd>), String> {
-    let mut apart = apart.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut apart = apart.lock();
     let (link, number) = &mut *apart;
     *number += 1;
     let failed = |error: io::Error| format!("the process that starts successors: {}", cause(error));

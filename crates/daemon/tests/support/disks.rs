@@ -1,7 +1,8 @@
 //! Disks that no user has.
 
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Op, RangeLimits, RequestId, Stage};
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// What a disk was asked for: an operation, whether it is to be durable, and
 /// whether it may leave a hole.
@@ -23,7 +24,7 @@ impl NotingDisk {
 
     /// What it was asked for since.
     pub fn take(&self) -> Vec<Asked> {
-        std::mem::take(&mut self.asked.lock().expect("notes"))
+        std::mem::take(&mut self.asked.lock())
     }
 }
 
@@ -55,7 +56,7 @@ impl Channel for NotingChannel {
         cx.enter(id, Stage::Map);
         cx.enter(id, Stage::Device);
         let request = &cx.slab[id];
-        let mut asked = self.0.lock().expect("notes");
+        let mut asked = self.0.lock();
         asked.push((request.op, request.fua, request.unmap));
         drop(asked);
         cx.complete(id, 0);

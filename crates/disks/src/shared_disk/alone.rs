@@ -16,7 +16,7 @@ impl SharedDisk {
     ///
     /// The front-end may keep saved state of a killed server, which must be applied to the image before other changes.
     pub fn may_not_be_changed(&self) -> Option<&'static str> {
-        knows_more(self, &self.users()).then_some(KNOWS_MORE)
+        knows_more(self, &self.users.lock()).then_some(KNOWS_MORE)
     }
 
     /// Notes that this disk replaces `before`: a front-end that has been attached to `before` has been attached here,
@@ -28,7 +28,7 @@ impl SharedDisk {
 
     /// Resizes the disk, whether the disk is in use or not. No user attaches or detaches meanwhile.
     pub fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
-        let users = self.users();
+        let users = self.users.lock();
         if users.are_some() || to.size.is_none() {
             return self.resize_active(to);
         }
@@ -42,7 +42,7 @@ impl SharedDisk {
     ///
     /// A disk without users is activated for the call. If the image must not be changed yet, the disk stays inactive.
     pub fn with_image<T>(&self, work: impl FnOnce() -> T) -> Result<T, DiskError> {
-        let users = self.users();
+        let users = self.users.lock();
         match users.are_some() || knows_more(self, &users) {
             true => Ok(work()),
             false => self.use_for(&users, work),

@@ -4,8 +4,9 @@ use super::connection::ExportView;
 use super::moving::Moving;
 use crate::watch::{Visit, Watch};
 use fathom_core::{Disk, Source, SourceId, WorkerHandle};
+use parking_lot::Mutex;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A disk with its export name.
@@ -106,14 +107,10 @@ impl Export {
         self.disk.connect_delay()
     }
 
-    fn loads(&self) -> MutexGuard<'_, Box<[usize]>> {
-        self.loads.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     /// Attaches a source to the worker with the fewest connections.
     pub(super) fn attach(self: &Arc<Self>, source: Box<dyn Source>) -> io::Result<Attached> {
         let worker = {
-            let mut loads = self.loads();
+            let mut loads = self.loads.lock();
             let least = (0..loads.len()).min_by_key(|worker| loads[*worker]);
             let worker = least.expect("a disk has a worker");
             loads[worker] += 1;
@@ -121,7 +118,7 @@ impl Export {
         };
         let id = self.workers[worker]
             .attach(source)
-            .inspect_err(|_| self.loads()[worker] -= 1)?;
+            .inspect_err(|_| self.loads.lock()[worker] -= 1)?;
         Ok(Attached {
             export: self.clone(),
             worker,
@@ -141,7 +138,7 @@ impl Attached {
     /// Detaches the source. Returns when nothing of it is in flight.
     pub fn detach(self) -> Box<dyn Source> {
         let source = self.export.workers[self.worker].detach(self.id);
-        self.export.loads()[self.worker] -= 1;
+        self.export.loads.lock()[self.worker] -= 1;
         source
     }
 }
@@ -188,7 +185,7 @@ impl Exports {
 
     /// Adds an export for clients that connect from now on.
     pub fn add(&self, export: Export) -> Result<(), SameName> {
-        let mut list = self.list();
+        let mut list = self.0.lock();
         match list.iter().any(|other| other.name == export.name) {
             true => Err(SameName(export.name)),
             false => {
@@ -200,7 +197,7 @@ impl Exports {
 
     /// Replaces the export with the same name, if there is one.
     pub(super) fn replace(&self, export: Export) {
-        let mut list = self.list();
+        let mut list = self.0.lock();
         let same = list.iter_mut().find(|other| other.name == export.name);
         if let Some(same) = same {
             *same = Arc::new(export);
@@ -209,37 +206,33 @@ impl Exports {
 
     /// Returns the export with exactly this name.
     pub(super) fn named(&self, name: &str) -> Option<Arc<Export>> {
-        let list = self.list();
+        let list = self.0.lock();
         list.iter().find(|export| export.name == name).cloned()
     }
 
     /// Removes an export. Clients that use it stay connected.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
-        let mut list = self.list();
+        let mut list = self.0.lock();
         let index = list.iter().position(|export| export.name == name)?;
         Some(list.remove(index))
     }
 
     /// Returns all exports in the order in which they were added.
     pub fn all(&self) -> Vec<Arc<Export>> {
-        self.list().clone()
+        self.0.lock().clone()
     }
 
     /// Returns true if this export, not just one with its name, is still in the list.
     pub fn has(&self, export: &Arc<Export>) -> bool {
-        self.list().iter().any(|other| Arc::ptr_eq(other, export))
+        self.0.lock().iter().any(|other| Arc::ptr_eq(other, export))
     }
 
     /// Returns the export that a client means. The empty name means the export without a name, or
     /// else the first one.
     pub fn find(&self, name: &str) -> Option<Arc<Export>> {
-        let list = self.list();
+        let list = self.0.lock();
         let named = list.iter().find(|export| export.name == name);
         let first = || list.first().filter(|_| name.is_empty());
         named.or_else(first).cloned()
-    }
-
-    fn list(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

@@ -7,9 +7,10 @@ use super::server::{Entered, NbdServer, Shared};
 use super::table::{Connection, Holding, Phase, ServedAt, Table};
 use fathom_sockets::Descriptors;
 use fathom_units::cause;
+use parking_lot::MutexGuard;
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Saved state of a client. Its files lie in a list that accompanies the states of all clients, in
@@ -210,22 +211,18 @@ impl Shared {
             let mut all = table.connections.values();
             all.any(|c| is_busy(c, &table.holding))
         };
-        let wait = self.changed.wait_timeout_while(table, left, are_busy);
-        let (table, wait) = wait.unwrap_or_else(|e| e.into_inner());
-        if !wait.timed_out() {
-            return Ok(());
-        }
+        self.changed.wait_while_for(&mut table, are_busy, left);
         let mut all = table.connections.values();
-        let busy = all.find(|c| is_busy(c, &table.holding));
-        let name = busy.map_or_else(String::new, |busy| busy.name.clone());
-        Err(format!("requests of NBD client {name} do not end"))
+        match all.find(|c| is_busy(c, &table.holding)) {
+            None => Ok(()),
+            Some(busy) => Err(format!("requests of NBD client {} do not end", busy.name)),
+        }
     }
 
     /// Waits until the export is not held, and returns the export that then has its name.
     pub(super) fn wait_for_export(&self, export: &Arc<Export>) -> Option<Arc<Export>> {
-        let table = self.table();
         let is_held = |table: &mut Table| table.holding.has(export) && !table.stopping;
-        drop(self.changed.wait_while(table, is_held));
+        self.changed.wait_while(&mut self.table(), is_held);
         self.exports.named(export.name())
     }
 }
@@ -246,7 +243,7 @@ impl Entered {
         }
         source.go_on(&in_use.export().view());
         let name = in_use.export().name().to_owned();
-        if let Err(error) = self.live(in_use, source, wake) {
+        if let Err(error) = self.live(in_use, source, wake, false) {
             tracing::error!(
                 "nbd: {}: cannot serve {name:?} any more, so the connection is closed: {}",
                 self.name(),
@@ -289,13 +286,12 @@ impl Entered {
 
     /// Waits while the export is held. Returns false if the connection must end.
     fn wait_while_held(&self, export: &Export) -> bool {
-        let table = self.shared.table();
+        let mut table = self.shared.table();
         let is_held = |table: &mut Table| {
             let holding = table.holding.has(export) && !table.stopping;
             holding && !self.connection(table).ending
         };
-        let table = self.shared.changed.wait_while(table, is_held);
-        let mut table = table.unwrap_or_else(|e| e.into_inner());
+        self.shared.changed.wait_while(&mut table, is_held);
         !table.stopping && !self.connection(&mut table).ending
     }
 }

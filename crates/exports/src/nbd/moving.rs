@@ -8,10 +8,11 @@
 use fathom_core::changes::Run;
 use fathom_core::{Changes, Disk, Left, Part, WorkerHandle};
 use fathom_nbd::protocol::is_move_id;
+use parking_lot::Mutex;
 use serde_json::json;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 /// Approximate maximum number of runs in one reply.
 const MOST_RUNS: usize = 256;
@@ -89,13 +90,9 @@ impl Moving {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     /// Admits a front-end. The error says why the guest cannot have the disk.
     pub fn front_end_comes(&self) -> Result<(), String> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(id) = &state.taken {
             return Err(format!(
                 "the disk has moved to another server (as {id}), where its guest must run"
@@ -115,19 +112,19 @@ impl Moving {
     /// `wake` is called whenever [`Moving::is_to_be_noted`] becomes true; the recorder must then
     /// call [`Moving::noted`].
     pub fn note_by(&self, wake: Wake) {
-        self.state().note.wake = Some(wake);
+        self.state.lock().note.wake = Some(wake);
     }
 
     /// Returns true while a take-over waits to be recorded.
     pub fn is_to_be_noted(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.taken.is_some() && !state.note.is_durable
     }
 
     /// Reports that the take-over is recorded durably, or could not be recorded; then the disk
     /// stays here.
     pub fn noted(&self, is_durable: bool) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.note.is_durable = is_durable;
         state.note.has_failed = !is_durable;
         match &state.taken {
@@ -140,18 +137,18 @@ impl Moving {
 
     /// Returns the id of the move that has taken over the disk; None if the disk has not moved.
     pub fn taken(&self) -> Option<String> {
-        self.state().taken.clone()
+        self.state.lock().taken.clone()
     }
 
     /// Starts or continues a move. The error says why that is refused.
     pub(super) fn ask(self: &Arc<Self>, ask: Ask, id: &str) -> Result<Mover, String> {
-        let telling = self.telling.lock().unwrap_or_else(|e| e.into_inner());
+        let telling = self.telling.lock();
         let asks = Arc::new(());
         // Allocated before the lock, since workers also lock the state and must not wait for
         // memory.
         let begins = ask == Ask::Begin;
         let new = begins.then(|| Arc::new(Changes::new(self.disk.info().size)));
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let taken = state.taken.as_ref();
         if taken.is_some_and(|taken| taken != id) {
             return Err("another server has taken the disk over".into());
@@ -205,7 +202,7 @@ impl Moving {
 /// move begins again.
 impl Part for Moving {
     fn may_go(&self) -> Result<(), String> {
-        let state = self.state();
+        let state = self.state.lock();
         let is_asked = |one: &Move| one.asks.strong_count() > 0;
         match state.taken.is_none() && state.move_.as_ref().is_some_and(is_asked) {
             true => {
@@ -216,7 +213,7 @@ impl Part for Moving {
     }
 
     fn leave(&self) -> io::Result<Option<Left>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.move_ = None;
         Ok(state.taken.as_ref().map(|id| Left {
             values: json!({ TAKEN: id }),
@@ -228,7 +225,7 @@ impl Part for Moving {
     fn inherit(&self, left: Left) -> Result<(), String> {
         let id = left.values[TAKEN].as_str().filter(|id| is_move_id(id));
         let id = id.ok_or("the saved state does not say which server took the disk over")?;
-        self.state().taken = Some(id.to_owned());
+        self.state.lock().taken = Some(id.to_owned());
         Ok(())
     }
 }
@@ -246,7 +243,7 @@ impl Mover {
         if !self.moving.is_as_long(&self.changes) {
             return Err("the disk has been resized");
         }
-        if !self.is_current(&self.moving.state()) {
+        if !self.is_current(&self.moving.state.lock()) {
             return Err("the server no longer knows this move; begin again");
         }
         Ok(self.changes.take(range, MOST_RUNS))
@@ -265,7 +262,7 @@ impl Mover {
     /// Takes over the disk: from now on no guest can use it here. The same server may repeat the
     /// command.
     pub(super) fn take_over(&self) -> Result<(), &'static str> {
-        let mut state = self.moving.state();
+        let mut state = self.moving.state.lock();
         if !self.is_current(&state) {
             return Err("the server no longer knows this move; begin again");
         }

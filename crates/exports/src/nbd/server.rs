@@ -1,5 +1,6 @@
 //! Accepts clients and manages their connections.
 
+use super::admission::Admission;
 use super::connection::{Activity, Ending, Limits, NbdSource, Stream};
 use super::export::{Export, Exports, InUse, SameName};
 use super::handshake::{Agreement, Denied, Handshake, Host, Outcome};
@@ -13,12 +14,13 @@ use fathom_core::{ThreadKind, thread_starts};
 use fathom_nbd::transport::Transport;
 use fathom_sockets::Listener;
 use fathom_units::cause;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Time without accepting clients after accept(2) failed for lack of resources.
@@ -98,10 +100,7 @@ pub(super) struct Shared {
     table: Mutex<Table>,
     /// Signalled when a connection has ended or must end, or is held or released.
     pub(super) changed: Condvar,
-    /// Whether new clients must wait.
-    held: Mutex<bool>,
-    /// Signalled when `held` becomes false.
-    released: Condvar,
+    admission: Admission,
 }
 
 impl NbdServer {
@@ -113,8 +112,7 @@ impl NbdServer {
                 stop: Signal::new()?,
                 table: Mutex::default(),
                 changed: Condvar::new(),
-                held: Mutex::new(false),
-                released: Condvar::new(),
+                admission: Admission::default(),
             }),
         })
     }
@@ -139,13 +137,12 @@ impl NbdServer {
 
     /// Stops admitting clients: new ones wait. Existing clients stay.
     pub fn keep_out(&self) {
-        *self.shared.held.lock().unwrap_or_else(|e| e.into_inner()) = true;
+        self.shared.admission.hold();
     }
 
     /// Admits clients again.
     pub fn let_in(&self) {
-        *self.shared.held.lock().unwrap_or_else(|e| e.into_inner()) = false;
-        self.shared.released.notify_all();
+        self.shared.admission.open();
     }
 
     /// Adds an export for clients that connect from now on.
@@ -206,7 +203,9 @@ impl NbdServer {
                 return Ok(());
             }
             pause = false;
-            self.shared.wait_for_release();
+            if !self.shared.admission.wait() {
+                return Ok(());
+            }
             for (listener, _) in listeners.iter().zip(&ready[1..]).filter(|(_, r)| **r) {
                 pause |= !self.shared.accept(listener)?;
             }
@@ -248,21 +247,15 @@ impl Leaving {
     pub fn wait(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let is_used = |table: &mut Table| table.connections.values().any(|c| self.has(c));
-        let (table, changed) = (self.shared.table(), &self.shared.changed);
-        let wait = changed.wait_timeout_while(table, left, is_used);
-        !wait.unwrap_or_else(|e| e.into_inner()).1.timed_out()
+        let (mut table, changed) = (self.shared.table(), &self.shared.changed);
+        changed.wait_while_for(&mut table, is_used, left);
+        !is_used(&mut table)
     }
 }
 
 impl Shared {
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn wait_for_release(&self) {
-        let held = self.held.lock().unwrap_or_else(|e| e.into_inner());
-        let released = self.released.wait_while(held, |held| *held);
-        drop(released.unwrap_or_else(|e| e.into_inner()));
+        self.table.lock()
     }
 
     /// Accepts a client and starts its thread. Returns false if resources are lacking.
@@ -323,7 +316,7 @@ impl Shared {
         table.connections.values_mut().for_each(Connection::end);
         self.changed.notify_all();
         while !table.connections.is_empty() {
-            table = self.changed.wait(table).unwrap_or_else(|e| e.into_inner());
+            self.changed.wait(&mut table);
         }
     }
 }
@@ -488,18 +481,19 @@ impl Entered {
             source.tell_changes(mover);
         }
         self.delay(agreement.in_use.export().connect_delay());
-        self.live(agreement.in_use, Box::new(source), wake)
+        self.live(agreement.in_use, Box::new(source), wake, true)
     }
 
-    /// Serves the connection until it has ended, and pauses it as often as it is held.
+    /// Serves the connection until it has ended, and pauses it as often as it is held. `is_new`: it
+    /// is not that of a predecessor, which has told of it already.
     pub(super) fn live(
         &self,
         in_use: InUse,
         mut source: Box<NbdSource>,
         wake: Wake,
+        mut is_new: bool,
     ) -> io::Result<()> {
         let mut in_use = Some(in_use);
-        let mut is_new = true;
         while let Some(used) = in_use.take() {
             let export = used.export().clone();
             let (activity, encrypted) = (source.activity(), source.is_encrypted());
@@ -566,8 +560,8 @@ impl Entered {
     fn delay(&self, delay: Duration) {
         if !delay.is_zero() {
             let is_wanted = |table: &mut Table| !self.connection(table).ending;
-            let (table, changed) = (self.shared.table(), &self.shared.changed);
-            drop(changed.wait_timeout_while(table, delay, is_wanted));
+            let (mut table, changed) = (self.shared.table(), &self.shared.changed);
+            changed.wait_while_for(&mut table, is_wanted, delay);
         }
     }
 

@@ -2,12 +2,11 @@
 
 use fathom_sigbus::Spare;
 use fathom_virtio::GuestMemory;
-use rustix::event::{EventfdFlags, eventfd};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// Ends one session whose shared memory has become inaccessible.
 pub struct Alarm {
@@ -38,7 +37,7 @@ impl Alarm {
     pub fn set_memory(&self, memory: Option<Arc<GuestMemory>>) {
         let pointer = memory.as_ref().map_or(ptr::null(), Arc::as_ptr);
         self.memory.store(pointer.cast_mut(), Ordering::SeqCst);
-        *self.kept.lock().unwrap_or_else(|e| e.into_inner()) = memory;
+        *self.kept.lock() = memory;
     }
 
     /// Returns true if a mapping has been replaced by spare memory.

@@ -31,10 +31,10 @@ use fathom_sockets::Listener;
 use fathom_virtio::BlkDevice;
 use handover::Freeze;
 pub use handover::{Arrival, Arriving, ExportState, Frozen, Halting, arrival};
+use parking_lot::Mutex;
 use share::Share;
 use std::io;
 use std::sync::atomic::AtomicI32;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How the disk is presented to the guest.
@@ -105,12 +105,12 @@ struct Shared {
 
 impl Shared {
     /// Locks the pending request to freeze.
-    fn freeze(&self) -> std::sync::MutexGuard<'_, Option<Freeze>> {
-        self.freeze.lock().unwrap_or_else(|e| e.into_inner())
+    fn freeze(&self) -> parking_lot::MutexGuard<'_, Option<Freeze>> {
+        self.freeze.lock()
     }
 
     fn update_status(&self, change: impl FnOnce(&mut Status)) {
-        change(&mut self.status.lock().unwrap_or_else(|e| e.into_inner()));
+        change(&mut self.status.lock());
     }
 }
 
@@ -203,6 +203,6 @@ impl VhostUser {
     }
 
     pub fn status(&self) -> Status {
-        *self.shared.status.lock().unwrap_or_else(|e| e.into_inner())
+        *self.shared.status.lock()
     }
 }

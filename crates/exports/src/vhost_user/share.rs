@@ -6,9 +6,10 @@
 //! both to the process. Each front-end also has a share, so that it cannot exhaust what the others
 //! need.
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// Maximum number of memory regions of one front-end; QEMU has at most 509 memory slots.
 const MAX_SLOTS: usize = 509;
@@ -84,7 +85,7 @@ static ALL: Mutex<All> = Mutex::new(All {
 });
 
 fn all() -> MutexGuard<'static, All> {
-    ALL.lock().unwrap_or_else(|e| e.into_inner())
+    ALL.lock()
 }
 
 /// Limits of this process and this machine.
@@ -169,7 +170,7 @@ impl Share {
     /// Counts a mapping of `bytes` against the share and the total.
     pub fn take(self: &Arc<Share>, bytes: u64) -> Result<Taken, ShareError> {
         let mut all = all();
-        let mut own = self.taken.lock().unwrap_or_else(|e| e.into_inner());
+        let mut own = self.taken.lock();
         let (own_sum, sum) = (own.plus(bytes), all.taken.plus(bytes));
         let limit = self.host.for_each(all.shares);
         if own_sum.bytes > limit.bytes {
@@ -207,7 +208,7 @@ pub struct Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         let mut all = all();
-        let mut own = self.share.taken.lock().unwrap_or_else(|e| e.into_inner());
+        let mut own = self.share.taken.lock();
         *own = own.minus(self.bytes);
         all.taken = all.taken.minus(self.bytes);
     }

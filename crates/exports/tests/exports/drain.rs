@@ -263,7 +263,7 @@ fn carried_out(said: u16) {
     queue.start(&mut frontend, queue.used());
     queue.wait();
     assert_eq!((queue.status(1), queue.status(2)), (0, 0));
-    assert_eq!(served.disk.bytes.lock().unwrap()[4096..4608], [0x11; 512]);
+    assert_eq!(served.disk.bytes.lock()[4096..4608], [0x11; 512]);
     assert_eq!(copy.read(DATA + 512, 512), [2 ^ 0x5a; 512]);
     assert_eq!(frontend.get_vring_base(1).unwrap(), 3);
     dead.disk.release();

@@ -34,7 +34,7 @@ fn bootable() -> Served {
 }
 
 fn install(served: &Served) {
-    let mut disk = served.disk.bytes.lock().unwrap();
+    let mut disk = served.disk.bytes.lock();
     disk[..READ_FOR_EVER.len()].copy_from_slice(&READ_FOR_EVER);
     disk[510..512].copy_from_slice(&[0x55, 0xaa]);
 }

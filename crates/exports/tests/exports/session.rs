@@ -37,7 +37,7 @@ fn a_guest_reads_and_writes() {
     assert_eq!((queue.status(1), queue.status(2)), (0, 0));
     assert_eq!(memory.read(DATA + 4096, 512), [0xab; 512]);
     assert_eq!(frontend.get_vring_base(0).unwrap(), 3);
-    assert_eq!(served.disk.bytes.lock().unwrap()[1536..2560], [0xab; 1024]);
+    assert_eq!(served.disk.bytes.lock()[1536..2560], [0xab; 1024]);
 }
 
 #[test]

@@ -5,12 +5,12 @@
 use super::mark::{MAX_MARK, Superseded};
 use crate::lasting::{Sameness, compare};
 use fathom_units::cause;
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
 
 /// Subdirectory of the definition directory that holds the records.
 const NAME: &str = "superseded";
@@ -23,12 +23,12 @@ static DIRECTORY: RwLock<Option<PathBuf>> = RwLock::new(None);
 /// Sets the definition directory in which this process keeps its records. No other server may use
 /// the directory.
 pub fn set_directory(definitions: &Path) {
-    let mut directory = DIRECTORY.write().unwrap_or_else(PoisonError::into_inner);
+    let mut directory = DIRECTORY.write();
     *directory = Some(definitions.join(NAME));
 }
 
 fn directory() -> Option<PathBuf> {
-    let directory = DIRECTORY.read().unwrap_or_else(PoisonError::into_inner);
+    let directory = DIRECTORY.read();
     directory.clone()
 }
 

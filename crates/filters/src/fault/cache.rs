@@ -1,9 +1,9 @@
 //! Unflushed sectors of a disk with a volatile cache; shared by all workers.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(super) const SECTOR: usize = 512;
 pub(super) type Sector = [u8; SECTOR];
@@ -65,10 +65,6 @@ pub(super) struct Run {
 const MAX_RUN: usize = 128 << 10;
 
 impl Cache {
-    fn contents(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn update(&self, contents: &Contents) {
         self.len.store(contents.sectors.len(), Ordering::SeqCst);
     }
@@ -87,7 +83,7 @@ impl Cache {
     /// Stores all sectors of the range; `sector` fills in each one's data. Returns their new
     /// version.
     pub(super) fn put(&self, sectors: Range<u64>, mut sector: impl FnMut(u64, &mut Sector)) -> u64 {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         contents.version += 1;
         let version = contents.version;
         for n in sectors {
@@ -107,7 +103,7 @@ impl Cache {
         if self.is_empty() {
             return Vec::new();
         }
-        let contents = self.contents();
+        let contents = self.contents.lock();
         let here = contents.sectors.range(sectors);
         here.map(|(n, kept)| (*n, kept.data.clone())).collect()
     }
@@ -115,13 +111,13 @@ impl Cache {
     /// Reserves writing to the disk below until [`Cache::end_writing`]. Returns false if another
     /// worker is writing.
     pub(super) fn begin_writing(&self) -> bool {
-        !std::mem::replace(&mut self.contents().writing, true)
+        !std::mem::replace(&mut self.contents.lock().writing, true)
     }
 
     /// Ends writing and removes the sectors that were `written`, unless they have changed since
     /// `version`.
     pub(super) fn end_writing(&self, version: u64, written: impl Fn(u64) -> bool) {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         contents.writing = false;
         contents
             .sectors
@@ -130,12 +126,12 @@ impl Cache {
     }
 
     pub(super) fn version(&self) -> u64 {
-        self.contents().version
+        self.contents.lock().version
     }
 
     /// Returns copies of the `wanted` sectors in runs, and the current version of the cache.
     pub(super) fn runs(&self, wanted: impl Fn(u64) -> bool) -> (u64, Vec<Run>) {
-        let contents = self.contents();
+        let contents = self.contents.lock();
         let mut runs: Vec<Run> = Vec::new();
         for (n, kept) in contents.sectors.iter().filter(|(n, _)| wanted(**n)) {
             let goes_on = |run: &Run| {
@@ -154,7 +150,7 @@ impl Cache {
 
     /// Returns all sectors in serialised form, and the version of the last write.
     pub(super) fn leave(&self) -> (u64, Vec<u8>) {
-        let contents = self.contents();
+        let contents = self.contents.lock();
         let mut all = Vec::with_capacity(contents.sectors.len() * LEFT);
         for (n, kept) in &contents.sectors {
             all.extend_from_slice(&n.to_ne_bytes());
@@ -178,7 +174,7 @@ impl Cache {
             };
             (number(0), kept)
         };
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         contents.version = version;
         contents.sectors = all.chunks_exact(LEFT).map(one).collect();
         self.update(&contents);
@@ -186,14 +182,14 @@ impl Cache {
 
     /// Drops the sectors beyond the end of a disk of `sectors` sectors.
     pub(super) fn cut(&self, sectors: u64) {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         contents.sectors.split_off(&sectors);
         self.update(&contents);
     }
 
     /// Drops all sectors. Returns the number of bytes lost.
     pub(super) fn cut_power(&self) -> u64 {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let lost = contents.sectors.len() * SECTOR;
         contents.sectors.clear();
         self.update(&contents);

@@ -13,12 +13,13 @@ use fathom_core::{Channel, Cx, DiskInfo, Left, Request, RequestId};
 use fathom_files::gate;
 use fathom_units::cause;
 use line::{Format, Record};
+use parking_lot::Mutex;
 use serde_json::json;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 use writer::{Output, Queue, Writer};
 
@@ -115,7 +116,7 @@ impl Kind for Log {
         let output = to.output(file.as_ref())?;
         match self.writer.switch(output) {
             true => {
-                *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+                *self.file.lock() = file;
                 Ok(())
             }
             false => Err("log: earlier lines are not read".into()),
@@ -126,7 +127,7 @@ impl Kind for Log {
     /// however long that is, while the successor serves requests. The successor's writer then
     /// writes the lines that it has queued meanwhile.
     fn lend(&self) -> io::Result<Option<Left>> {
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = self.file.lock();
         let mut files = vec![self.writer.end_event()?];
         if let Some((_, file)) = &*file {
             files.push(file.try_clone()?.into());

@@ -5,11 +5,12 @@ use super::bucket::Bucket;
 use super::limits::{COUNTED, Direction, Limits, What};
 use crate::filter::Options;
 use fathom_core::{Clock, Op, Request};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Limits and consumption of the members of one group.
@@ -157,7 +158,7 @@ pub struct Groups(Mutex<BTreeMap<String, Weak<Group>>>);
 
 impl Groups {
     pub(super) fn join(&self, name: &str) -> Arc<Group> {
-        let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.0.lock();
         if let Some(group) = groups.get(name).and_then(Weak::upgrade) {
             return group;
         }

@@ -57,7 +57,7 @@ impl Model {
 fn run(writes: &str, steps: &[Step]) {
     let spec = format!("fault:writes={writes},seed=5");
     let bed = Bed::new(&[&spec], 1);
-    bed.disk.bytes.lock().unwrap()[..LEN].fill(0);
+    bed.disk.bytes.lock()[..LEN].fill(0);
     let mut peer = bed.peer();
     let mut model = Model {
         seen: vec![0; SECTORS],
@@ -143,7 +143,7 @@ proptest! {
 fn a_write_that_is_not_flushed_is_lost_and_a_torn_one_half() {
     for (writes, survive) in [("lost", 0..1), ("torn", 40..216)] {
         let bed = Bed::new(&[&format!("fault:writes={writes}")], 1);
-        bed.disk.bytes.lock().unwrap()[..LEN].fill(0);
+        bed.disk.bytes.lock()[..LEN].fill(0);
         let mut peer = bed.peer();
         peer.do_it(Ask::write(0, vec![0xff; LEN]));
         assert_eq!(peer.do_it(Ask::read(0, LEN)).data, vec![0xff; LEN]);
@@ -242,7 +242,7 @@ fn what_could_not_be_written_is_kept() {
 #[test]
 fn a_full_cache_is_written() {
     let bed = Bed::new(&["fault:writes=lost,cache-size=1M"], 1);
-    bed.disk.bytes.lock().unwrap().resize(4 << 20, 0);
+    bed.disk.bytes.lock().resize(4 << 20, 0);
     let mut peer = bed.peer();
     for n in 0..48u64 {
         assert_eq!(peer.do_it(Ask::write(n << 16, vec![7; 1 << 16])).error, 0);

@@ -6,12 +6,13 @@ use fathom_core::{
     WorkerHandle, WorkerOptions,
 };
 use fathom_filters::{Filter, Filters, wrap};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub use fathom_testing::{PATIENCE, until};
@@ -104,7 +105,7 @@ impl Peer {
     }
 
     pub fn ask_all(&mut self, asks: impl IntoIterator<Item = Ask>) {
-        let mut queue = self.asks.lock().unwrap();
+        let mut queue = self.asks.lock();
         for ask in asks {
             queue.push_back((self.asked, ask));
             self.asked += 1;
@@ -116,7 +117,7 @@ impl Peer {
     /// Waits until the worker has popped all requests. The worker submits them before it does
     /// anything else.
     pub fn popped(&self) {
-        until("it is popped", || self.asks.lock().unwrap().is_empty());
+        until("it is popped", || self.asks.lock().is_empty());
     }
 
     pub fn answer(&mut self) -> Answer {
@@ -166,11 +167,11 @@ impl Source for TestSource {
     }
 
     fn pending(&mut self) -> bool {
-        !self.asks.lock().unwrap().is_empty()
+        !self.asks.lock().is_empty()
     }
 
     fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
-        let mut asks = self.asks.lock().unwrap();
+        let mut asks = self.asks.lock();
         let mut free = (0..CAPACITY).filter(|tag| self.buffers[*tag].is_none());
         let tags: Vec<_> = free.by_ref().take(room.min(asks.len())).collect();
         for tag in tags {
@@ -272,6 +273,6 @@ impl Bed {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        self.disk.bytes.lock().unwrap().clone()
+        self.disk.bytes.lock().clone()
     }
 }

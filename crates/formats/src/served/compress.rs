@@ -19,11 +19,12 @@ use super::write::Write;
 use crate::qcow2::{L2Entry, compress};
 use crate::{GuestOffset, HostOffset};
 use fathom_core::{Op, Segments};
+use parking_lot::Mutex;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 /// Number of bytes that are written without waiting for more. A write is not longer than this,
@@ -109,13 +110,9 @@ impl Drop for Writing<'_> {
 }
 
 impl Packer {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the queue and wakes all tasks that wait for a change.
     fn change(&self, change: impl FnOnce(&mut Queue)) {
-        let mut queue = self.queue();
+        let mut queue = self.0.lock();
         change(&mut queue);
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
@@ -123,7 +120,7 @@ impl Packer {
     }
 
     fn compressing(&self) -> Compressing<'_> {
-        self.queue().compressing += 1;
+        self.0.lock().compressing += 1;
         Compressing(self)
     }
 
@@ -131,7 +128,7 @@ impl Packer {
     ///
     /// These may be the pieces of other tasks.
     fn poll(&self, cx: &Context, piece: &Piece) -> Poll<Turn<'_>> {
-        let mut queue = self.queue();
+        let mut queue = self.0.lock();
         if let Some(place) = piece.place.get() {
             return Poll::Ready(Turn::Written(*place));
         }
@@ -246,7 +243,7 @@ impl Tables {
             stream,
             place: OnceLock::new(),
         });
-        self.packer.queue().ready.push(piece.clone());
+        self.packer.0.lock().ready.push(piece.clone());
         loop {
             match poll_fn(|cx| self.packer.poll(cx, &piece)).await {
                 Turn::Written(place) => return place,

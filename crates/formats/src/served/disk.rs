@@ -19,11 +19,12 @@ use super::tables::Tables;
 use crate::offline::Image;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Resize};
 use fathom_files::UsedFile;
+use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -95,12 +96,12 @@ impl Shared {
     }
 
     pub(super) fn active(&self) -> Option<Arc<Active>> {
-        let active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        let active = self.active.lock();
         active.clone()
     }
 
     pub(super) fn set_active(&self, active: Option<Arc<Active>>) -> Option<Arc<Active>> {
-        let mut place = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.active.lock();
         let before = std::mem::replace(&mut *place, active);
         self.generation.fetch_add(1, Ordering::Release);
         before
@@ -489,14 +490,14 @@ impl Disk for ImageDisk {
     }
 
     fn keep(&self, keepsake: Option<Keepsake>) {
-        let mut place = self.keepsake.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.keepsake.lock();
         *place = keepsake;
     }
 
     fn activate(&self) -> Result<(), DiskError> {
         self.lock()?;
         self.chain.condition.reset();
-        let rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
+        let rebased = self.rebased.lock();
         let active = activate(
             &self.chain,
             &self.options,
@@ -530,7 +531,7 @@ impl Disk for ImageDisk {
     }
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
-        let _alone = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.resizing.lock();
         match to.size {
             None => self.take_in(),
             Some(_) => self.begin_resize(to)?.wait(),

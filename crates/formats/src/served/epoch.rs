@@ -9,8 +9,9 @@
 //! when all requests of the epoch before have completed. A cluster freed in an epoch can be used
 //! two epochs later.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Default)]
 pub(super) struct Epochs {
@@ -36,7 +37,7 @@ impl Epochs {
     /// Registers a worker and returns its counts.
     pub(super) fn register(&self) -> Arc<InFlight> {
         let counts = Arc::new(InFlight::default());
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = self.workers.lock();
         // Removes the counts of workers that have ended.
         workers.retain(|counts| Arc::strong_count(counts) > 1);
         workers.push(counts.clone());
@@ -84,7 +85,7 @@ impl Epochs {
     ///
     /// Ends the current epoch if that is possible.
     pub(super) fn reusable(&self) -> Option<u64> {
-        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let workers = self.workers.lock();
         let epoch = self.current.load(Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let before = usize::from(epoch & 1 == 0);

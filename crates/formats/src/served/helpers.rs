@@ -1,11 +1,12 @@
 //! Helper threads for work that takes CPU time or waits for files, so that workers never do.
 
 use fathom_core::{ThreadKind, thread_starts};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
@@ -29,11 +30,6 @@ struct Work {
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     stopping: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics half-way while holding one of these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Helpers {
@@ -63,12 +59,12 @@ impl Helpers {
 
     /// Returns the number of jobs that no thread has begun.
     pub(crate) fn waiting(&self) -> usize {
-        lock(&self.shared.work).jobs.len()
+        self.shared.work.lock().jobs.len()
     }
 
     /// Runs the waiting job of this number on the calling thread; false if there is none.
     pub(crate) fn do_one(&self, number: usize) -> bool {
-        let job = lock(&self.shared.work).jobs.remove(number);
+        let job = self.shared.work.lock().jobs.remove(number);
         job.map(|job| job()).is_some()
     }
 
@@ -94,7 +90,7 @@ impl Helpers {
     }
 
     fn accept(&self, job: Box<dyn FnOnce() + Send>) -> bool {
-        let mut work = lock(&self.shared.work);
+        let mut work = self.shared.work.lock();
         work.jobs.push_back(job);
         if work.jobs.len() > work.idle && work.threads.len() < self.most {
             let (shared, kind) = (self.shared.clone(), self.kind);
@@ -118,7 +114,7 @@ impl Helpers {
 
 impl Drop for Helpers {
     fn drop(&mut self) {
-        let mut work = lock(&self.shared.work);
+        let mut work = self.shared.work.lock();
         work.stopping = true;
         let (jobs, threads) = (
             std::mem::take(&mut work.jobs),
@@ -137,16 +133,16 @@ impl Drop for Helpers {
 impl Shared {
     /// Main loop of a thread.
     fn work(&self) {
-        let mut work = lock(&self.work);
+        let mut work = self.work.lock();
         while !work.stopping {
             if let Some(job) = work.jobs.pop_front() {
                 drop(work);
                 job();
-                work = lock(&self.work);
+                work = self.work.lock();
                 continue;
             }
             work.idle += 1;
-            work = self.wake.wait(work).unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait(&mut work);
             work.idle -= 1;
         }
     }
@@ -165,7 +161,7 @@ struct Promise<T>(Arc<Mutex<Answer<T>>>);
 
 impl<T> Promise<T> {
     fn settle(&self, value: Option<T>) {
-        let mut answer = lock(&self.0);
+        let mut answer = self.0.lock();
         if let Answer::Awaited(waker) = &mut *answer {
             let waker = waker.take();
             *answer = Answer::Settled(value);
@@ -190,7 +186,7 @@ impl<T> Future for Awaiting<T> {
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut answer = lock(&self.0);
+        let mut answer = self.0.lock();
         match &mut *answer {
             Answer::Awaited(waker) => {
                 *waker = Some(cx.waker().clone());
@@ -238,7 +234,7 @@ mod tests {
     }
 
     fn threads_of(helpers: &Helpers) -> usize {
-        lock(&helpers.shared.work).threads.len()
+        helpers.shared.work.lock().threads.len()
     }
 
     #[test]

@@ -7,9 +7,9 @@
 //! worker whose tasks wait for each other would take a lock again before any other worker has woken
 //! up, for as long as its guest sends requests.
 
+use parking_lot::Mutex;
 use std::future::poll_fn;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 /// A task that holds a range or waits for it.
@@ -60,10 +60,6 @@ pub(super) struct RangeGuard<'a> {
 }
 
 impl RangeLocks {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until nobody holds a part of `range`, which is not empty, and locks it.
     ///
     /// The range is locked as a whole, so a waiting task never holds a part of it.
@@ -91,7 +87,7 @@ impl RangeLocks {
     }
 
     fn enter(&self, range: Range<u64>) -> RangeGuard<'_> {
-        let mut inner = self.inner();
+        let mut inner = self.0.lock();
         let number = inner.number;
         inner.number += 1;
         inner.places.push(Place {
@@ -107,7 +103,7 @@ impl RangeLocks {
     }
 
     fn poll(&self, number: u64, cx: &Context) -> Poll<()> {
-        let mut inner = self.inner();
+        let mut inner = self.0.lock();
         let at = inner.position(number);
         let is_next = inner.is_next(at);
         let place = &mut inner.places[at];
@@ -124,7 +120,7 @@ impl RangeLocks {
 
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
-        let mut inner = self.locks.inner();
+        let mut inner = self.locks.0.lock();
         let at = inner.position(self.number);
         let gone = inner.places.remove(at);
         let mut woken = Vec::new();
@@ -219,7 +215,7 @@ mod tests {
         assert!(was_woken(&wakes));
         assert!(poll(high).0.is_some());
         drop(low);
-        assert!(locks.inner().places.is_empty());
+        assert!(locks.0.lock().places.is_empty());
     }
 
     #[test]
@@ -236,6 +232,6 @@ mod tests {
         // In any order.
         assert!(matches!(poll(other).0, Some(None)));
         assert!(matches!(poll(one).0, Some(None)));
-        assert!(locks.inner().places.is_empty());
+        assert!(locks.0.lock().places.is_empty());
     }
 }

@@ -13,9 +13,10 @@ use super::storage::{Opener, Storage};
 use crate::offline::Image;
 use crate::{Error, Format, HostOffset, qcow2, resolve};
 use fathom_core::{DiskError, DiskInfo, RangeLimits};
+use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Maximum bytes of a discard or zeroing in one request, which mostly changes entries.
 const MAX_RANGE: u64 = 1 << 30;
@@ -147,12 +148,12 @@ impl Chain {
 
     /// Returns the images, from the top image down.
     pub(super) fn links(&self) -> Arc<[Link]> {
-        self.now().clone()
+        self.links.lock().clone()
     }
 
     /// Replaces the images while the disk is not in use. All files stay open.
     pub(super) fn set_links(&self, links: Vec<Link>) {
-        *self.now() = links.into();
+        *self.links.lock() = links.into();
     }
 
     /// Returns the files of these images, those of the first image first.
@@ -167,10 +168,6 @@ impl Chain {
         let now = self.links();
         let mut below = now.iter().zip(&self.opened).skip(1);
         now.len() == self.opened.len() && below.all(|(link, size)| link.size() == *size)
-    }
-
-    fn now(&self) -> MutexGuard<'_, Arc<[Link]>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the path of the top image.

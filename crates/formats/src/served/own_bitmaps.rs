@@ -23,7 +23,6 @@ use crate::qcow2::{self, BitmapsExtension, Extension, Header};
 use crate::{Error, HostOffset, Result};
 use fathom_core::DiskError;
 use std::io;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 /// An enabled bitmap of an image, or one to be stored.
@@ -75,7 +74,7 @@ impl ImageDisk {
             })
         };
         let (taken, others) = taken(&**file, is_wanted, &mut take).map_err(told(file.path()))?;
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = taken;
+        *self.taken.lock() = taken;
         Ok(others)
     }
 
@@ -102,7 +101,7 @@ impl ImageDisk {
         layers: &[Layer],
         bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
     ) -> Result<Vec<String>> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = self.taken.lock();
         let mut bitmaps = bitmaps.peekable();
         if taken.is_empty() && bitmaps.peek().is_none() || !self.can_have_bitmaps() {
             return Ok(Vec::new());

@@ -13,7 +13,7 @@ use fathom_core::DiskError;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 impl ImageDisk {
     /// Checks that the header of the image at that depth can name this backing file.
@@ -117,7 +117,7 @@ impl ImageDisk {
         let written = set_backing_in_use(file, format, backing);
         // The header is read again whether or not the write has failed.
         let now = Image::read(file, format);
-        let mut rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rebased = self.rebased.lock();
         if let Ok(image) = &now {
             *rebased = Some((link.storage, image.clone()));
         }

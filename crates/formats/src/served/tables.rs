@@ -19,10 +19,11 @@ use super::slice::Slice;
 use super::storage::Storage;
 use crate::qcow2::{Cluster, Compressed, CompressionType, L2Entry};
 use crate::{GuestOffset, HostOffset};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a guest range is, as far as this image knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -300,7 +301,7 @@ impl Tables {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the number of the slice that describes a byte of the guest's disk.

@@ -1,12 +1,13 @@
 //! Tasks of one worker, run on its thread: work that takes several steps.
 
-use rustix::event::{EventfdFlags, eventfd};
+use fathom_core::EventNotifier;
+use parking_lot::Mutex;
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
@@ -61,11 +62,7 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let mut queue = self
-            .ready
-            .queue
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.ready.queue.lock();
         queue.push(self.index);
         drop(queue);
         if RUNNING.get() != Arc::as_ptr(&self.ready) {
@@ -136,11 +133,7 @@ impl Executor {
     /// Polls every task that can make progress; false if there was none.
     pub(super) fn run(&mut self) -> bool {
         let outer = RUNNING.replace(Arc::as_ptr(&self.ready));
-        let mut queue = self
-            .ready
-            .queue
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.ready.queue.lock();
         self.due.append(&mut queue);
         drop(queue);
         let any = !self.due.is_empty();

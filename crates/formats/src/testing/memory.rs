@@ -1,8 +1,8 @@
 //! An image file in memory.
 
 use fathom_files::ImageFile;
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A file of at most `limit` bytes; a longer write fails as on a full disk.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl MemoryFile {
 
     /// Returns the contents.
     pub fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.lock()
     }
 
     fn fits(&self, end: Option<u64>) -> io::Result<usize> {

@@ -395,7 +395,7 @@ fn a_qed_image_has_the_old_name_or_the_new_one() {
             new => onto(&recorder, Format::Qed, new).unwrap(),
         }
         let old = name(&MemoryFile::new(before.clone(), LIMIT));
-        let steps = recorder.steps.into_inner().unwrap();
+        let steps = recorder.steps.into_inner();
         let mut random = Random(7);
         for end in (0..=steps.len()).flat_map(|end| [end; 20]) {
             let found = name(&cut(&before, &steps[..end], true, &mut random));

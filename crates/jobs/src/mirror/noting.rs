@@ -3,7 +3,8 @@
 use crate::source::Source;
 use fathom_core::{Changes, WorkerHandle};
 use fathom_stack::{Brake, Tap};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Records changes by users and can throttle their writes, until it is dropped.
 pub(super) struct Noting {
@@ -49,5 +50,5 @@ impl Drop for Noting {
 
 /// Takes the [`Noting`] out of its mutex, so that the caller can drop it.
 pub(super) fn end_of(noting: &Mutex<Option<Noting>>) -> Option<Noting> {
-    noting.lock().unwrap_or_else(PoisonError::into_inner).take()
+    noting.lock().take()
 }

@@ -7,9 +7,10 @@ use super::source::{self, Todo};
 use super::terms::{Phase, Status, Terms};
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_units::cause;
+use parking_lot::Mutex;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -198,7 +199,7 @@ impl Pull {
     pub fn end(&self, deadline: Instant) -> bool {
         self.begin_stop();
         let mut give_up_at = Some(Instant::now() + ORDERLY_END);
-        let mut thread = self.thread.lock().unwrap_or_else(|e| e.into_inner());
+        let mut thread = self.thread.lock();
         while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             let now = Instant::now();
             if now >= deadline {

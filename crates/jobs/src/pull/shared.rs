@@ -3,7 +3,8 @@
 use super::terms::Status;
 use crate::copy::Rate;
 use fathom_storage::{ChangesClient, Halt, NbdDisk};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Default)]
@@ -26,13 +27,13 @@ pub(super) struct State {
 
 impl Shared {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+        self.state.lock()
     }
 
     /// Waits for `time`, or until the job must stop or `is_news` returns true.
     pub(super) fn pause(&self, time: Duration, is_news: impl Fn(&State) -> bool) {
         let idle = |state: &mut State| !state.stop && !is_news(state);
-        drop(self.changed.wait_timeout_while(self.state(), time, idle));
+        self.changed.wait_while_for(&mut self.state(), idle, time);
     }
 
     /// Wakes a thread in [`Shared::pause`], which checks its condition again.
@@ -44,21 +45,17 @@ impl Shared {
 
     /// Registers the connection for changes, on whose replies the job waits from now on.
     pub(super) fn asks_for_changes(&self, client: &ChangesClient) {
-        self.halts()[0] = Some(client.halt());
+        self.halts.lock()[0] = Some(client.halt());
     }
 
     /// Registers the connection for data, on whose replies the job waits from now on.
     pub(super) fn asks_for_data(&self, disk: &NbdDisk) {
-        self.halts()[1] = Some(disk.halt());
+        self.halts.lock()[1] = Some(disk.halt());
     }
 
     /// Makes all requests to the other server fail.
     pub(super) fn give_source_up(&self) {
-        self.halts().iter().flatten().for_each(|halt| halt());
-    }
-
-    fn halts(&self) -> MutexGuard<'_, [Option<Halt>; 2]> {
-        self.halts.lock().unwrap_or_else(|e| e.into_inner())
+        self.halts.lock().iter().flatten().for_each(|halt| halt());
     }
 
     pub(super) fn stops(&self) -> bool {

@@ -3,8 +3,9 @@
 use super::sample::Sample;
 use super::sampler::Sampler;
 use crate::{Measures, ProcessInfo};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::broadcast::{Receiver, Sender, WeakSender, channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -118,7 +119,7 @@ impl Listeners {
                 "{LISTENERS} other clients read live numbers, which is the limit; end one of them"
             ))
         })?;
-        let mut samplers = self.samplers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samplers = self.samplers.lock();
         samplers.retain(|_, sampler| {
             let is_heard = sampler.heard().is_some();
             if !is_heard {

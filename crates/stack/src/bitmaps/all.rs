@@ -10,11 +10,12 @@ use super::status::BitmapStatus;
 use fathom_core::DiskError;
 use fathom_formats::served::ImageDisk;
 use fathom_units::cause;
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The bitmaps of a disk.
@@ -74,7 +75,7 @@ impl Bitmaps {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn place(&self) -> Result<&Place, String> {
@@ -88,7 +89,7 @@ impl Bitmaps {
     }
 
     pub(crate) fn marked(&self) -> (u64, Marked) {
-        let marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+        let marked = self.marked.lock();
         (self.epoch(), marked.clone())
     }
 
@@ -98,7 +99,7 @@ impl Bitmaps {
     /// then marks its requests in flight in them.
     fn tell_workers(&self, state: &State) {
         let all = state.all().cloned().collect();
-        let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marked = self.marked.lock();
         *marked = all;
         self.epoch.fetch_add(1, Ordering::Release);
     }
@@ -405,9 +406,9 @@ impl State {
                 cause(error)
             )
         };
-        let pending = std::mem::take(&mut self.pending);
         self.dir = place.lock().map_err(at)?;
         if self.dir.is_some() {
+            let pending = std::mem::take(&mut self.pending);
             let opened = self.open_all(place, image, &pending);
             if let Err(error) = opened {
                 self.close(place, image, None);

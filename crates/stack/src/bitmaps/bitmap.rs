@@ -4,6 +4,7 @@ use super::header::{self, Header, Left};
 use super::mapping::Mapping;
 use crate::blocks::{BITS, Grid, bits, run, words_of_blocks};
 use fathom_units::cause;
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
@@ -11,8 +12,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Records which blocks of a disk may have been changed since the bitmap was created.
 pub(crate) struct Bitmap {
@@ -296,15 +297,12 @@ impl Bitmap {
     }
 
     pub(super) fn name(&self) -> Arc<str> {
-        self.name
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.name.lock().clone()
     }
 
     /// Changes the name by which others find the bitmap.
     pub(super) fn rename(&self, name: &str) {
-        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
+        *self.name.lock() = name.into();
     }
 
     /// Marks everything that is dirty in `other`.

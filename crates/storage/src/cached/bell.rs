@@ -1,11 +1,12 @@
 //! Notifies a listener, a worker or a blocking thread, of stripes that have arrived or failed.
 
 use super::wire::Run;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use fathom_core::EventNotifier;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The notification channel of one listener.
@@ -37,7 +38,7 @@ impl Bell {
     /// Notifies the listener of a change. `failed` is a run of stripes that cannot be fetched.
     pub(super) fn ring(&self, failed: Option<Run>) {
         if let Some(run) = failed {
-            let mut all = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.failed.lock();
             if all.len() < MOST {
                 all.push(run);
             }
@@ -52,7 +53,7 @@ impl Bell {
     /// listener then examines all of its state.
     pub(super) fn hear(&self) -> Vec<Run> {
         self.is_rung.store(false, Ordering::SeqCst);
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = self.failed.lock();
         std::mem::take(&mut *failed)
     }
 

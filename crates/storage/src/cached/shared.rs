@@ -6,11 +6,12 @@ use super::touched::Touched;
 use super::view::View;
 use super::wire::{self, Geometry, Run, ToKeeper};
 use crate::file::FileOptions;
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
@@ -92,12 +93,8 @@ impl Shared {
         self.has_ended.load(Ordering::SeqCst)
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn view(&self) -> Arc<View> {
-        self.now().view.clone()
+        self.now.lock().view.clone()
     }
 
     #[inline]
@@ -141,26 +138,32 @@ impl Shared {
     /// Returns a new bell that is notified as long as its owner keeps it.
     pub(super) fn listen(&self) -> io::Result<Arc<Bell>> {
         let bell = Arc::new(Bell::new()?);
-        let mut now = self.now();
+        let mut now = self.now.lock();
         now.bells.retain(|bell| bell.strong_count() > 0);
         now.bells.push(Arc::downgrade(&bell));
         Ok(bell)
     }
 
     pub(super) fn ring(&self, failed: Option<Run>) {
-        let bells: Vec<_> = self.now().bells.iter().filter_map(Weak::upgrade).collect();
+        let bells: Vec<_> = self
+            .now
+            .lock()
+            .bells
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
         bells.iter().for_each(|bell| bell.ring(failed));
     }
 
     /// Records that the keeper has gone.
     pub(super) fn lose(&self) {
-        self.now().keeper = None;
+        self.now.lock().keeper = None;
         self.set_away(true);
     }
 
     /// Adopts a new connection to a keeper.
     pub(super) fn take_up(&self, shown: Shown) {
-        let mut now = self.now();
+        let mut now = self.now.lock();
         if !Arc::ptr_eq(&now.view, &shown.view) {
             now.view = shown.view;
             self.epoch.fetch_add(1, Ordering::Release);
@@ -176,7 +179,7 @@ impl Shared {
 
     /// Sends a message to the keeper. Returns false if it must be sent again later.
     pub(super) fn say(&self, message: &ToKeeper) -> bool {
-        let keeper = self.now().keeper.clone();
+        let keeper = self.now.lock().keeper.clone();
         keeper.is_some_and(|keeper| wire::send(&*keeper, message, &[]).is_ok())
     }
 

@@ -3,12 +3,11 @@
 use fathom_core::{Completion, Io, IoKind, ThreadKind, Token, thread_starts};
 use fathom_units::cause;
 use libc::iovec;
-use rustix::event::{EventfdFlags, eventfd};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -57,11 +56,6 @@ struct Work {
     stopping: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics half-way while one of these mutexes is held, so their data is intact.
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
-}
-
 /// One worker's pool.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
@@ -100,11 +94,11 @@ impl Pool {
     /// Reserves room for `n` jobs, so that pushing and completing allocate no memory.
     pub(crate) fn reserve(&mut self, n: usize) {
         self.queued.reserve(n.saturating_sub(self.queued.len()));
-        let mut work = lock(&self.shared.work);
+        let mut work = self.shared.work.lock();
         let more = n.saturating_sub(work.jobs.len());
         work.jobs.reserve(more);
         drop(work);
-        let mut done = lock(&self.shared.done);
+        let mut done = self.shared.done.lock();
         let more = n.saturating_sub(done.len());
         done.reserve(more);
     }
@@ -135,14 +129,16 @@ impl Pool {
         if self.queued.is_empty() {
             return;
         }
-        let mut work = lock(&self.shared.work);
+        let mut work = self.shared.work.lock();
         work.jobs.extend(self.queued.drain(..));
         let wanted = work.jobs.len().saturating_sub(work.idle);
         let missing = wanted.min(MAX_THREADS - work.threads);
         let wake = work.jobs.len().min(work.idle);
         work.threads += missing;
         drop(work);
-        (0..wake).for_each(|_| self.shared.wake.notify_one());
+        for _ in 0..wake {
+            self.shared.wake.notify_one();
+        }
         (0..missing).for_each(|_| self.start_thread());
     }
 
@@ -161,7 +157,7 @@ impl Pool {
         if !self.ready() {
             return;
         }
-        let mut done = lock(&self.shared.done);
+        let mut done = self.shared.done.lock();
         self.shared.ready.store(0, Ordering::Relaxed);
         out.append(&mut done);
     }
@@ -197,7 +193,7 @@ impl Shared {
 
     /// Returns the next job, or None if the thread must stop.
     fn next(&self) -> Option<Job> {
-        let mut work = lock(&self.work);
+        let mut work = self.work.lock();
         loop {
             if let Some(job) = work.jobs.pop_front() {
                 return Some(job);
@@ -207,9 +203,7 @@ impl Shared {
                 return None;
             }
             work.idle += 1;
-            let waited = self.wake.wait_timeout(work, IDLE);
-            let (guard, timeout) = waited.unwrap_or_else(|e| e.into_inner());
-            work = guard;
+            let timeout = self.wake.wait_for(&mut work, IDLE);
             work.idle -= 1;
             if timeout.timed_out() && work.jobs.is_empty() {
                 work.threads -= 1;
@@ -219,7 +213,7 @@ impl Shared {
     }
 
     fn complete(&self, completion: Completion) {
-        let mut done = lock(&self.done);
+        let mut done = self.done.lock();
         done.push(completion);
         self.ready.store(done.len(), Ordering::SeqCst);
         drop(done);
@@ -236,7 +230,7 @@ impl Shared {
             "cannot start a thread for I/O, so fewer requests run at the same time: {}",
             cause(error)
         );
-        let mut work = lock(&self.work);
+        let mut work = self.work.lock();
         work.threads -= 1;
         if work.threads > 0 {
             return;
@@ -256,7 +250,7 @@ impl Shared {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.submit();
-        lock(&self.shared.work).stopping = true;
+        self.shared.work.lock().stopping = true;
         self.shared.wake.notify_all();
         for handle in self.handles.drain(..) {
             let _ = handle.join();

@@ -5,9 +5,10 @@ use fathom_core::token::Target;
 use fathom_core::{
     Channel, Completion, Cx, Disk, Engine, FileId, Io, Op, Owner, RequestId, Stamps, Token, Wait,
 };
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Result of a step in which no request completes.
 const NONE: [i32; 0] = [];
@@ -41,7 +42,7 @@ impl Engine for Idle {
     fn remove_file(&mut self, _: FileId) {}
 
     unsafe fn push(&mut self, io: Io, token: Token) {
-        self.pushed.lock().unwrap().push((io.file, token));
+        self.pushed.lock().push((io.file, token));
     }
 
     fn watch(&mut self, _: RawFd, _: Token) -> io::Result<()> {
@@ -99,7 +100,7 @@ impl Worker {
 
     /// Removes and returns the operation that was pushed last.
     fn pushed(&mut self) -> Option<(RequestId, u16)> {
-        let (file, token) = self.pushed.lock().unwrap().pop()?;
+        let (file, token) = self.pushed.lock().pop()?;
         self.last_file = file;
         match token.target() {
             Target::Request { id, tag } => Some((id, tag)),

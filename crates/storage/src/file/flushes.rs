@@ -16,10 +16,11 @@
 //! worker stores a failure before it withdraws the flush (`in_flight`, `oldest`, with release). A
 //! worker that sees the withdrawal (with acquire) therefore sees the failure.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Value of `oldest` while no flush is in flight.
 const NONE: u64 = u64::MAX;
@@ -59,12 +60,12 @@ impl Flushes {
 
     /// Adds a flusher of this file: a worker, or a thread that waits for its flush.
     pub(super) fn flusher(self: &Arc<Self>) -> Flusher {
-        self.add_flusher(&mut self.oldest())
+        self.add_flusher(&mut self.oldest.lock())
     }
 
     /// Adds a flusher, if the file has no other one.
     pub(super) fn only_flusher(self: &Arc<Self>) -> Option<Flusher> {
-        let mut all = self.oldest();
+        let mut all = self.oldest.lock();
         let is_free = all.iter().all(|oldest| oldest.strong_count() == 0);
         is_free.then(|| self.add_flusher(&mut all))
     }
@@ -80,13 +81,9 @@ impl Flushes {
         }
     }
 
-    fn oldest(&self) -> MutexGuard<'_, Vec<Weak<AtomicU64>>> {
-        self.oldest.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns whether the results of all flushes before this number have been seen.
     fn are_seen(&self, before: u64) -> bool {
-        let oldest = self.oldest();
+        let oldest = self.oldest.lock();
         let mut oldest = oldest.iter().filter_map(Weak::upgrade);
         oldest.all(|oldest| oldest.load(Ordering::Acquire) >= before)
     }

@@ -2,9 +2,9 @@
 
 use fathom_core::Op;
 use fathom_units::cause;
+use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
-use std::sync::Mutex;
 
 /// Logs a failed request. The log itself suppresses repeated messages.
 #[cold]
@@ -26,7 +26,7 @@ impl ToldEnd {
     /// Logs that a read failed because the file ends at `end`, before the disk's `size` (both in
     /// bytes). Logs each end once.
     pub(super) fn report(&self, path: &Path, end: u64, size: u64) {
-        let mut told = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut told = self.0.lock();
         if told.replace(end) != Some(end) {
             tracing::error!(
                 "{}: truncated while it was served: the file ends at {end} bytes, the disk at \

@@ -11,10 +11,10 @@ use super::unflushed::{Kept, Unflushed};
 use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
-use rustix::event::{EventfdFlags, eventfd};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
@@ -96,7 +96,7 @@ impl Shared {
     }
 
     pub(super) fn links(&self) -> MutexGuard<'_, Links> {
-        self.links.lock().unwrap_or_else(|e| e.into_inner())
+        self.links.lock()
     }
 
     /// Connects again; blocking. The export must be unchanged.
@@ -282,7 +282,7 @@ impl Shared {
         let voided = self.flushes.void();
         // A replay in progress stops after the commands that the server is processing.
         let deadline = Instant::now() + self.options.connect_timeout;
-        while self.replaying.try_lock().is_err() && Instant::now() < deadline {
+        while self.replaying.try_lock().is_none() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.flushes.has_ended(voided);
@@ -301,7 +301,7 @@ impl Shared {
         greeted: &mut Greeted,
         logs: &[Unflushed],
     ) -> Result<usize, DiskError> {
-        let _under_way = self.replaying.lock().unwrap_or_else(|e| e.into_inner());
+        let _under_way = self.replaying.lock();
         let voided = self.flushes.voided();
         let goes_on = || !self.halt.is_over() && self.flushes.voided() == voided;
         let mut writes: Vec<Kept<'_>> = logs.iter().flat_map(Unflushed::kept).collect();
@@ -328,7 +328,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let replies = self.export.replies;
-        let links = self.links.get_mut().unwrap_or_else(|e| e.into_inner());
+        let links = self.links.get_mut();
         let unused = links.first.take();
         unused.into_iter().for_each(|one| one.part(replies));
     }

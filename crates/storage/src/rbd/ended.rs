@@ -1,14 +1,13 @@
 //! Passes completed operations from the library's threads to a worker.
 
 use super::library::Completion;
-use fathom_core::{Extents, Request, Status};
-use rustix::event::{EventfdFlags, eventfd};
+use fathom_core::{EventNotifier, Extents, Request, Status};
+use parking_lot::Mutex;
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// A lock-free list to which any thread adds operations, and from which one worker takes all of
 /// them at once.
@@ -107,7 +106,7 @@ impl Operation {
     }
 
     pub(super) fn put(&self, found: Found) {
-        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
+        *self.found.lock() = found;
     }
 
     /// Answers a block status request with the data ranges found.
@@ -115,7 +114,7 @@ impl Operation {
     /// # Safety
     /// The request is in flight.
     pub(super) unsafe fn answer(&self, request: &Request) {
-        let found = std::mem::take(&mut *self.found.lock().unwrap_or_else(PoisonError::into_inner));
+        let found = std::mem::take(&mut *self.found.lock());
         // SAFETY: as required of the caller.
         let mut out = unsafe { Extents::of(&request.segments, request.len) };
         let mut at = request.at;

@@ -6,12 +6,13 @@ use super::handle::{Handle, Notify};
 use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, Library};
 use fathom_core::DiskError;
 use fathom_files::ImageFile;
+use parking_lot::Mutex;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::path::PathBuf;
 use std::ptr::null;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An image of a connected cluster.
 pub(super) struct Image {
@@ -66,11 +67,7 @@ impl Image {
 
     /// Returns the present handle.
     pub(super) fn handle(&self) -> Arc<Handle> {
-        self.slot().clone()
-    }
-
-    fn slot(&self) -> MutexGuard<'_, Arc<Handle>> {
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handle.lock().clone()
     }
 
     /// Returns a new handle for reading that has the image's present state; blocking. If the name
@@ -95,8 +92,8 @@ impl Image {
     /// Replaces the handle. Channels must have nothing in flight on the former one; they notice the
     /// change by the [turn](Image::turn). May block.
     pub(super) fn go_on_with(&self, handle: Arc<Handle>) {
-        let mut all = self.before.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *self.slot(), handle.clone());
+        let mut all = self.before.lock();
+        let before = std::mem::replace(&mut *self.handle.lock(), handle.clone());
         if Arc::ptr_eq(&before, &handle) {
             return;
         }

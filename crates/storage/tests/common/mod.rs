@@ -12,12 +12,13 @@ use fathom_core::{
 };
 use fathom_testing::PATIENCE;
 use libc::iovec;
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 /// Memory of the guest: plain bytes, accessed through raw pointers.
 pub struct Memory {
@@ -134,11 +135,11 @@ impl Source for TestSource {
     }
 
     fn pending(&mut self) -> bool {
-        !self.port.ring.lock().expect("ring").waiting.is_empty()
+        !self.port.ring.lock().waiting.is_empty()
     }
 
     fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
-        let mut ring = self.port.ring.lock().expect("ring");
+        let mut ring = self.port.ring.lock();
         for _ in 0..room {
             let Some((tag, asked)) = ring.waiting.pop_front() else {
                 break;
@@ -163,7 +164,7 @@ impl Source for TestSource {
     }
 
     fn publish(&mut self, _: &mut Cx) -> bool {
-        let mut ring = self.port.ring.lock().expect("ring");
+        let mut ring = self.port.ring.lock();
         for (tag, error) in self.finished.drain(..) {
             let earlier = ring.answered.insert(tag, error);
             assert_eq!(earlier, None, "answered twice");
@@ -250,7 +251,7 @@ impl Guest {
             unmap: ask.unmap,
             segments: ask.segments.iter().map(segment).collect(),
         };
-        let mut ring = self.port.ring.lock().expect("ring");
+        let mut ring = self.port.ring.lock();
         ring.waiting.push_back((tag, request));
         Asked { tag, ask }
     }
@@ -267,13 +268,10 @@ impl Guest {
 
     /// Waits for the reply. Returns the errno, or 0, and the request with its memory.
     pub fn wait(&self, asked: Asked) -> (i32, Ask) {
-        let ring = self.port.ring.lock().expect("ring");
+        let mut ring = self.port.ring.lock();
         let missing = |ring: &mut Ring| !ring.answered.contains_key(&asked.tag);
-        let (mut ring, timeout) = self
-            .port
-            .answered
-            .wait_timeout_while(ring, PATIENCE, missing)
-            .expect("ring");
+        let answered = &self.port.answered;
+        let timeout = answered.wait_while_for(&mut ring, missing, PATIENCE);
         let threads = || fathom_testing::threads_of(std::process::id());
         assert!(!timeout.timed_out(), "no answer\n{}", threads());
         let error = ring.answered.remove(&asked.tag).expect("answered");

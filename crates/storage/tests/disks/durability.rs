@@ -4,9 +4,10 @@
 use crate::common::{Ask, Guest};
 use fathom_core::{Completion, Engine, FileId, Io, IoKind, Op, Token, Wait};
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, engine};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Kinds of the pushed operations, in order.
 type Record = Arc<Mutex<Vec<IoKind>>>;
@@ -35,7 +36,7 @@ impl Engine for Recorder {
     }
 
     unsafe fn push(&mut self, io: Io, token: Token) {
-        self.record.lock().expect("record").push(io.kind);
+        self.record.lock().push(io.kind);
         // SAFETY: as required of the caller.
         unsafe { self.inner.push(io, token) };
     }
@@ -119,7 +120,7 @@ fn what_must_be_durable_is_asked_for_and_what_need_not_is_not() {
                 });
                 let mut run = |ask| {
                     assert_eq!(guest.run(ask).0, 0);
-                    std::mem::take(&mut *record.lock().expect("record"))
+                    std::mem::take(&mut *record.lock())
                 };
                 for ask in changes() {
                     let (op, asked) = (ask.op, run(ask));

@@ -5,12 +5,13 @@ use crate::bench::{BenchArgs, users};
 use anyhow::{Context, bail};
 use fathom_load::{Options, Target};
 use fathom_tls::server_config;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Timeout for a client's messages before its load runs.
@@ -102,7 +103,7 @@ fn attend(
 }
 
 fn run(wire: &mut Wire<Socket>, options: &Options, may_overwrite: bool) -> anyhow::Result<Done> {
-    let Ok(_running) = RUNNING.try_lock() else {
+    let Some(_running) = RUNNING.try_lock() else {
         bail!("another load is running on this host");
     };
     options.validate()?;

@@ -9,11 +9,12 @@ use clap::{ArgGroup, Args};
 use fathom_client::split_host;
 use fathom_load::Load;
 use fathom_tls::{ClientFiles, ClientTls, open_here};
+use parking_lot::Mutex;
 use rustls::{ClientConnection, StreamOwned};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
+use std::sync::Barrier;
 use std::sync::atomic::Ordering;
-use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Timeout for each step before the load.
@@ -121,10 +122,10 @@ pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
     let (ready, refusals) = (Barrier::new(parts.len()), Mutex::new(Vec::new()));
     let one = |Part { host, load }: &Part| {
         let wire = Terms::of(load).and_then(|terms| prepare(args, host, &terms));
-        let wire = wire.map_err(|error| lock(&refusals).push(format!("{host}: {error:#}")));
+        let wire = wire.map_err(|error| refusals.lock().push(format!("{host}: {error:#}")));
         ready.wait();
         match wire {
-            Ok(wire) if lock(&refusals).is_empty() => Some(go(wire, load)),
+            Ok(wire) if refusals.lock().is_empty() => Some(go(wire, load)),
             _ => None,
         }
     };
@@ -138,9 +139,7 @@ pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
             .map(std::thread::ScopedJoinHandle::join)
             .collect()
     });
-    let mut refusals = refusals
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut refusals = refusals.into_inner();
     refusals.sort();
     if let Some(first) = refusals.first() {
         let more = match refusals.len() {
@@ -171,10 +170,6 @@ pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
         Some(last - first)
     });
     Ok(told)
-}
-
-fn lock(refusals: &Mutex<Vec<String>>) -> std::sync::MutexGuard<'_, Vec<String>> {
-    refusals.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Connects to an agent and sends the load; returns when the agent is ready to start.

@@ -10,12 +10,13 @@ use fathom_core::token::woken;
 use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Status, Token};
 use fathom_files::ImageFile;
 use fathom_foreign::Place;
+use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Maximum number of pieces that one worker reads at once; further ones are queued.
 const PIECES: usize = 32;
@@ -113,7 +114,7 @@ impl ForeignChannel {
         let (bytes, at) = (self.bytes.clone(), range.start);
         let shared = Arc::new(Mutex::new(Some(buf.loosen())));
         let work = move || {
-            let mut loose = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut loose = shared.lock();
             let mut loose = loose.take().ok_or(io::ErrorKind::Other)?;
             bytes.read_at(loose.bytes_mut(), at)?;
             Ok(loose)

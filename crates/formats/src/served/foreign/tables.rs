@@ -5,8 +5,9 @@ use crate::served::problem::told;
 use crate::served::storage::Storage;
 use fathom_core::DiskError;
 use fathom_foreign::{Description, Image, Kind, Start};
+use parking_lot::RwLock;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 pub(super) struct Tables {
     /// The image itself, and the files that it names, in that order.
@@ -46,7 +47,7 @@ impl Tables {
         if image.size() != self.image().size() {
             return Err(self.changed("has another size"));
         }
-        let mut place = self.image.write().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.image.write();
         *place = Arc::new(image);
         Ok(())
     }
@@ -57,7 +58,7 @@ impl Tables {
     }
 
     pub(super) fn image(&self) -> Arc<Image> {
-        let image = self.image.read().unwrap_or_else(PoisonError::into_inner);
+        let image = self.image.read();
         image.clone()
     }
 

@@ -6,11 +6,12 @@ use crate::served::helpers::Helpers;
 use crate::served::io::Buf;
 use crate::served::pool::Pool;
 use crate::served::task::Executor;
+use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::RawFd;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Bytes of a piece from which on the gain exceeds the cost of passing it to a helper.
 const LARGE: u64 = 128 << 10;
@@ -62,10 +63,7 @@ impl Away {
         let (sectors, at) = (place.sectors.clone(), piece.outer.start);
         let shared = Arc::new(Mutex::new(Some(buf.loosen())));
         let work = move || {
-            let mut loose = shared
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take()?;
+            let mut loose = shared.lock().take()?;
             match way {
                 Way::In => sectors.encrypt(loose.bytes_mut(), at),
                 Way::Out => sectors.decrypt(loose.bytes_mut(), at),

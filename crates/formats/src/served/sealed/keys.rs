@@ -2,8 +2,9 @@
 
 use crate::luks::Part;
 use fathom_luks::{Error, Header, Passphrase, VolumeKey};
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// See [`Header::fingerprint`].
 pub(in crate::served) type Fingerprint = [u8; 32];
@@ -55,12 +56,12 @@ impl Keys {
             return Ok(key);
         }
         // (A caller may wait up to a minute for each other one: the limit for one header.)
-        let _alone = DERIVING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = DERIVING.lock();
         if let Some(key) = self.known(&fingerprint) {
             return Ok(key);
         }
         let key = Arc::new(self.derive(header, bytes)?);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         if known.len() == MOST_KNOWN {
             known.remove(0);
         }
@@ -86,7 +87,7 @@ impl Keys {
     }
 
     fn known(&self, fingerprint: &Fingerprint) -> Option<Arc<VolumeKey>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.lock();
         let found = known.iter().find(|known| known.of == *fingerprint);
         found.map(|known| known.key.clone())
     }

@@ -6,8 +6,9 @@ use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry};
 use fathom_formats::testing::MemoryFile;
 use fathom_formats::{Format, GuestOffset, HostOffset, Result};
 use fathom_testing::Tried;
+use parking_lot::Mutex;
 use std::io;
-use std::sync::Mutex;
+use std::panic::AssertUnwindSafe;
 
 /// Maximum length of the file in bytes.
 pub const LIMIT: u64 = 64 << 20;
@@ -37,7 +38,7 @@ impl Recorder {
     }
 
     fn note(&self, step: Step) {
-        self.steps.lock().unwrap().push(step);
+        self.steps.lock().push(step);
     }
 }
 
@@ -137,7 +138,7 @@ pub fn problem<S: PartialEq>(
         Ok(report) if report.exit_status() != 0 => return Some(format!("{report:?}")),
         Ok(_) => {}
     }
-    match std::panic::catch_unwind(|| state(file)) {
+    match std::panic::catch_unwind(AssertUnwindSafe(|| state(file))) {
         Ok(found) if either.contains(&&found) => None,
         _ => Some("it is neither the old image nor the new one".into()),
     }
@@ -157,7 +158,7 @@ pub fn cuts<S: PartialEq>(
     let old = state(&MemoryFile::new(before.to_vec(), LIMIT));
     let new = state(&recorder.file);
     assert!(old != new);
-    let steps = recorder.steps.into_inner().unwrap();
+    let steps = recorder.steps.into_inner();
     assert!(steps.iter().any(|s| matches!(s, Step::Sync)));
     Tried::PowerCuts.count((steps.len() * tears) as u64);
     let mut problems = Vec::new();

@@ -1,6 +1,6 @@
 //! Appliances that are up at the same time: all start at once, and none closes before all are up.
 
-use std::sync::RwLock;
+use parking_lot::RwLock;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,8 +1,9 @@
 //! Removes trace instances: those of this process, and those of killed runs.
 
+use parking_lot::Mutex;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 use std::time::Duration;
 
 use super::{PREFIX, instance, probes, put};
@@ -39,8 +40,8 @@ pub fn remove_all() {
     }
 }
 
-fn ours() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
-    OURS.lock().unwrap_or_else(PoisonError::into_inner)
+fn ours() -> parking_lot::MutexGuard<'static, Vec<PathBuf>> {
+    OURS.lock()
 }
 
 pub(super) fn remember(path: &Path) {

@@ -9,11 +9,12 @@ use crate::support::{SECRET, create_file, keys, pairs, qemu_checks, qemu_img, qe
 use fathom_formats::Format;
 use fathom_formats::served::{ImageOptions, OwnBitmaps};
 use fathom_testing::Tried;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The properties of an image, by qemu-img's names.
 #[derive(Clone, Copy, Debug)]
@@ -506,7 +507,7 @@ fn create_encrypted(
     let args = ["create", "-q", "-f", format, "--object", SECRET, "-o", key];
     let args = [&args, options, base, &[name, size]].concat();
     let kind = args.iter().map(|arg| (*arg).to_owned()).collect();
-    let mut made = MADE.lock().unwrap_or_else(|e| e.into_inner());
+    let mut made = MADE.lock();
     let image = made.entry(kind).or_insert_with(|| {
         qemu_img(dir, &args);
         fs::read(dir.join(name)).expect("an image")

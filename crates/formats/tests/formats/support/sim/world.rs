@@ -4,7 +4,8 @@ use super::keepsake;
 use super::pages::Pages;
 use super::rng::Rng;
 use fathom_core::{Extents, Keepsake, Op, Request, RequestId};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, OnceLock};
 
 /// Prints an event, if FATHOM_TRACE is set.
 pub fn trace(line: impl FnOnce() -> String) {
@@ -127,7 +128,7 @@ impl World {
 
     pub fn state(&self) -> MutexGuard<'_, State> {
         // A failed test may have poisoned the mutex.
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        self.0.lock()
     }
 
     /// Advances the time and returns it.
