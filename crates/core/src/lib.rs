@@ -15,16 +15,19 @@
 //! [`Source::pop`] fills a batch instead of returning one request. A batch therefore costs one
 //! dynamic call, and a virtqueue reads its avail index once.
 
+mod aligned_buffer;
 pub mod changes;
 mod counters;
 pub mod cx;
 mod dedicated;
 pub mod disk;
 pub mod engine;
+pub mod event_notifier;
 pub mod extents;
 pub mod handle;
 pub mod keepsake;
 mod kind;
+mod layer;
 mod legacy;
 mod mailbox;
 mod oldest;
@@ -34,6 +37,7 @@ pub mod pool;
 mod pooled;
 pub mod request;
 mod seat;
+pub mod segments;
 mod settle;
 mod shared_engine;
 mod slot;
@@ -50,6 +54,7 @@ pub use counters::{BATCH_SIZES, Counter, Counters, SourceCounters};
 pub use cx::{Completed, Cx, Mark};
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits, Resize, SizeWatch};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
+pub use event_notifier::EventNotifier;
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary, Wire};
 pub use handle::{Detaching, Looking, Settling, Unheard, WorkerHandle};

@@ -3,10 +3,10 @@
 use crate::changes::Changes;
 use crate::counters::Counters;
 use crate::disk::{Disk, DiskError};
+use crate::event_notifier::EventNotifier;
 use crate::oldest::Oldest;
 use crate::source::{Eventfd, Source, SourceId};
 use fathom_trace::{Recorder, RingWriter};
-use rustix::event::{EventfdFlags, eventfd};
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -96,7 +96,7 @@ impl Wanted {
 /// sleeps.
 pub(crate) struct Bell {
     rung: AtomicBool,
-    event: OwnedFd,
+    event: EventNotifier,
     /// A sender has timed out, and the worker has taken no command since.
     unheard: AtomicBool,
 }
@@ -106,7 +106,7 @@ impl Bell {
         Ok(Bell {
             rung: AtomicBool::new(false),
             unheard: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event: EventNotifier::new()?,
         })
     }
 
@@ -169,8 +169,7 @@ impl Outbox {
     pub(crate) fn post(&self, letter: Letter) {
         let _ = self.letters.send(letter);
         self.bell.rung.store(true, Ordering::SeqCst);
-        // Adding 1 at a time cannot overflow an eventfd's counter.
-        let _ = rustix::io::write(&self.bell.event, &1u64.to_ne_bytes());
+        self.bell.event.notify();
     }
 
     /// Returns whether a sender has timed out and the worker has taken no command since.

@@ -1,8 +1,8 @@
 //! A queue of messages from other threads to the control thread.
 
-use rustix::event::{EventfdFlags, eventfd};
+use fathom_core::EventNotifier;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -10,19 +10,19 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 pub struct Mailbox<T> {
     received: Receiver<T>,
     sender: Sender<T>,
-    event: Arc<OwnedFd>,
+    event: Arc<EventNotifier>,
 }
 
 /// A sender, for other threads.
 pub struct Post<T> {
     sender: Sender<T>,
-    event: Arc<OwnedFd>,
+    event: Arc<EventNotifier>,
 }
 
 impl<T> Mailbox<T> {
     pub fn new() -> io::Result<Mailbox<T>> {
         let (sender, received) = channel();
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let event = EventNotifier::new()?;
         Ok(Mailbox {
             received,
             sender,
@@ -39,8 +39,7 @@ impl<T> Mailbox<T> {
 
     /// Takes all messages. The mailbox is then not readable until the next message.
     pub fn take(&self) -> Vec<T> {
-        // (The eventfd may already be at zero.)
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        self.event.clear();
         self.received.try_iter().collect()
     }
 }
@@ -56,7 +55,6 @@ impl<T> Post<T> {
     /// Sends a message. Messages after the end of the receiver are lost.
     pub fn send(&self, message: T) {
         let _ = self.sender.send(message);
-        // An eventfd's counter cannot overflow by ones.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.event.notify();
     }
 }

@@ -1,8 +1,7 @@
 //! Throttles users who change a disk faster than a mirror copies it.
 
-use crate::bells::Bells;
-use fathom_core::Op;
-use std::os::fd::OwnedFd;
+use crate::notifiers::Notifiers;
+use fathom_core::{EventNotifier, Op};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -19,7 +18,7 @@ pub struct Brake {
     /// Number of calls that allowed something.
     progress: AtomicU64,
     problem: OnceLock<String>,
-    bells: Bells,
+    notifiers: Notifiers,
 }
 
 impl Brake {
@@ -33,11 +32,14 @@ impl Brake {
     fn begin(&self) {
         self.is_on.store(true, Ordering::SeqCst);
         self.progress.fetch_add(1, Ordering::Relaxed);
-        self.bells.ring();
+        self.notifiers.notify();
     }
 
     /// Adds to the number of bytes that may be changed.
     pub fn allow_more(&self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let more = |now: i64| Some(now.max(0).saturating_add(bytes));
         let _ = self
@@ -49,7 +51,7 @@ impl Brake {
     /// Ends throttling: all requests pass.
     pub fn release(&self) {
         self.is_on.store(false, Ordering::SeqCst);
-        self.bells.ring();
+        self.notifiers.notify();
     }
 
     /// Ends throttling for good, because the mirror has made no progress for too long.
@@ -88,8 +90,8 @@ impl Brake {
     }
 
     /// Registers an eventfd, which is signalled when waiting requests must be checked again.
-    pub(crate) fn listen(&self, bell: &Arc<OwnedFd>) {
-        self.bells.add(bell);
+    pub(crate) fn listen(&self, notifier: &Arc<EventNotifier>) {
+        self.notifiers.add(notifier);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::pages::Pages;
 use fathom_core::{
-    Broken, Cx, Disk, DiskError, DiskInfo, Op, Owner, Polling, Request, RequestId, Source,
-    SourceId, Wire, WorkerHandle, WorkerOptions,
+    AlignedBuffer, Broken, Cx, Disk, DiskError, DiskInfo, EventNotifier, Op, Owner, Polling,
+    Request, RequestId, Source, SourceId, Wire, WorkerHandle, WorkerOptions,
 };
 use fathom_storage::EngineKind;
 use libc::iovec;
@@ -12,7 +12,8 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -228,7 +229,7 @@ struct Asked {
     count: AtomicUsize,
     /// Whether the worker needs a kick.
     armed: AtomicBool,
-    kick: OwnedFd,
+    kick: EventNotifier,
 }
 
 impl Asked {
@@ -237,7 +238,7 @@ impl Asked {
             queue: Mutex::default(),
             count: AtomicUsize::new(0),
             armed: AtomicBool::new(false),
-            kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            kick: EventNotifier::new()?,
         })
     }
 
@@ -248,8 +249,7 @@ impl Asked {
         self.count.store(queue.len(), Ordering::SeqCst);
         drop(queue);
         if self.armed.swap(false, Ordering::SeqCst) {
-            // Increments of one cannot overflow an eventfd's counter.
-            let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
+            self.kick.notify();
         }
     }
 

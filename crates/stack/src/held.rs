@@ -6,11 +6,10 @@ use fathom_core::{
     Channel, ChannelLayer, Cx, Disk, DiskError, DiskLayer, EventNotifier, Extents, Op, Request,
     RequestId, Status, Token, WorkerHandle,
 };
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// A disk whose requests wait in their queues until its latch is opened; none is lost.
 ///
@@ -69,16 +68,20 @@ impl DiskLayer for Held {
             what: "cannot wait for its data",
             source,
         };
-        let bell = self.missing.listen().map_err(failed)?;
-        let token = Token::channel(woken::ARRIVING);
-        cx.engine.watch(bell.as_raw_fd(), token).map_err(failed)?;
+        let notifier = self.missing.listen().map_err(failed)?;
+        let tag = cx.new_tag();
+        let token = Token::channel(tag);
+        cx.engine
+            .watch(notifier.as_raw_fd(), token)
+            .map_err(failed)?;
         Ok(Box::new(HeldChannel {
             channel,
             is_open: self.is_open.clone(),
             missing: self.missing.clone(),
             forgotten: self.missing.forgotten(),
             waiting: Vec::new(),
-            bell,
+            notifier,
+            tag,
         }))
     }
 }
@@ -92,7 +95,9 @@ struct HeldChannel {
     /// The value of [`Missing::forgotten`] when all waiting requests were last registered.
     forgotten: u64,
     /// Eventfd that is signalled when blocks have arrived.
-    bell: Arc<OwnedFd>,
+    notifier: Arc<EventNotifier>,
+    /// Tag of wake-ups by the notifier.
+    tag: u16,
 }
 
 impl HeldChannel {
@@ -113,7 +118,7 @@ impl HeldChannel {
         self.waiting.push(id);
         self.missing.want(request.op, request.offset, request.len);
         // The blocks may have arrived meanwhile, or the request may not be allowed to wait.
-        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        self.notifier.notify();
     }
 
     /// Submits the waiting requests whose blocks are present now.

@@ -15,8 +15,6 @@ use fathom_units::parse_duration;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::fmt;
-use std::io;
-use std::os::fd::{OwnedFd, RawFd};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -227,48 +225,8 @@ impl SourceLayer for SlowSource {
         &mut *self.source
     }
 
-    fn set_eventfd(&mut self, which: Eventfd, fd: Option<OwnedFd>) -> Option<OwnedFd> {
-        self.source.set_eventfd(which, fd)
-    }
-
-    fn start(&mut self, cx: &mut Cx, id: SourceId) -> io::Result<()> {
-        self.source.start(cx, id)
-    }
-
-    fn completed(&mut self, cx: &mut Cx, tag: u8, result: i32) {
-        self.source.completed(cx, tag, result);
-    }
-
-    fn stop(&mut self, cx: &mut Cx) {
-        self.source.stop(cx);
-    }
-
-    fn has_stopped(&self) -> bool {
-        self.source.has_stopped()
-    }
-
-    fn memory(&self) -> Vec<Buffer> {
-        self.source.memory()
-    }
-
-    fn inherited(&self) -> usize {
-        self.source.inherited()
-    }
-
-    fn pending(&mut self) -> bool {
-        self.source.pending()
-    }
-
-    fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
-        self.source.pop(cx, room, batch)
-    }
-
-    fn finish(&mut self, request: &Request) {
-        self.source.finish(request);
-    }
-
-    fn publish(&mut self, cx: &mut Cx) -> bool {
-        self.source.publish(cx)
+    fn into_below(self: Box<Self>) -> Box<dyn Source> {
+        self.source
     }
 
     fn notify(&mut self) {

@@ -20,7 +20,6 @@
 //! options, `inject`, the `tap`, the image, and its storage.
 
 mod bare;
-mod bells;
 mod bitmaps;
 mod blocks;
 mod brake;
@@ -38,7 +37,7 @@ mod layer;
 mod magic;
 mod marking;
 mod missing;
-mod pages;
+mod notifiers;
 mod past;
 mod pools;
 mod stack;

@@ -1,11 +1,11 @@
 //! Tracks the blocks of a disk in use that have not arrived yet.
 
 use crate::blocks::{BITS, Grid, are_set, bits, unset};
-use fathom_core::Op;
-use rustix::event::{EventfdFlags, eventfd};
+use crate::notifiers::Notifiers;
+use fathom_core::{EventNotifier, Op};
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Missing {
     hopeless: AtomicBool,
     /// Number of times that all waiting requests have been forgotten.
     forgotten: AtomicU64,
-    bells: Mutex<Vec<Weak<OwnedFd>>>,
+    notifiers: Notifiers,
 }
 
 struct Map {
@@ -135,21 +135,10 @@ impl Missing {
     }
 
     /// Returns an eventfd that is signalled when waiting requests must be checked again.
-    pub(crate) fn listen(&self) -> io::Result<Arc<OwnedFd>> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let bell = Arc::new(bell);
-        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        bells.retain(|bell| bell.strong_count() > 0);
-        bells.push(Arc::downgrade(&bell));
-        Ok(bell)
-    }
-
-    fn ring(&self) {
-        let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        for bell in bells.iter().filter_map(Weak::upgrade) {
-            // Increments of one cannot overflow an eventfd's counter.
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
-        }
+    pub(crate) fn listen(&self) -> io::Result<Arc<EventNotifier>> {
+        let notifier = Arc::new(EventNotifier::new()?);
+        self.notifiers.add(&notifier);
+        Ok(notifier)
     }
 
     pub(crate) fn is_hopeless(&self) -> bool {
@@ -161,9 +150,9 @@ impl Missing {
     /// Requests that must not wait fail then. All others are registered again.
     pub fn set_hopeless(&self, hopeless: bool) {
         if self.hopeless.swap(hopeless, Ordering::SeqCst) != hopeless {
-            self.waits().0.clear();
+            self.waits.lock().0.clear();
             self.forgotten.fetch_add(1, Ordering::SeqCst);
-            self.ring();
+            self.notifiers.notify();
         }
     }
 
@@ -222,7 +211,7 @@ impl Missing {
         for (word, mask) in bits(&map.here, map.grid.within(range)) {
             word.fetch_or(mask, Ordering::AcqRel);
         }
-        self.ring();
+        self.notifiers.notify();
     }
 
     /// Returns the words of the map with blocks to be recorded, with their new values.
@@ -262,7 +251,7 @@ impl Missing {
         if !gone.is_empty() {
             // A waiting request may have been dropped from the list because its block was present.
             self.forgotten.fetch_add(1, Ordering::SeqCst);
-            self.ring();
+            self.notifiers.notify();
         }
         gone
     }
@@ -282,7 +271,7 @@ impl Missing {
             new += u64::from((word & !before).count_ones());
         }
         map.left.fetch_sub(new, Ordering::AcqRel);
-        self.ring();
+        self.notifiers.notify();
     }
 
     /// Returns the number of missing bytes, in whole blocks.

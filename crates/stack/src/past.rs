@@ -1,12 +1,10 @@
 //! Copy-before-write: a disk as it was at an instant, while it is changed.
 
-use crate::bells::Bells;
 use crate::blocks::{BITS, Grid, are_set, bits, run, unset};
 use crate::notifiers::Notifiers;
 use fathom_core::{EventNotifier, Op};
 use parking_lot::{Condvar, Mutex};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -40,7 +38,7 @@ pub struct Past {
     problem: OnceLock<String>,
     /// Number of calls that saved blocks.
     progress: AtomicU64,
-    bells: Bells,
+    notifiers: Notifiers,
 }
 
 impl Past {
@@ -58,7 +56,7 @@ impl Past {
             is_over: AtomicBool::new(false),
             problem: OnceLock::new(),
             progress: AtomicU64::new(0),
-            bells: Bells::default(),
+            notifiers: Notifiers::default(),
         }
     }
 
@@ -100,12 +98,8 @@ impl Past {
     }
 
     /// Registers an eventfd, which is signalled when waiting writes must be checked again.
-    pub(crate) fn listen(&self, bell: &Arc<OwnedFd>) {
-        self.bells.add(bell);
-    }
-
-    fn waits(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn listen(&self, notifier: &Arc<EventNotifier>) {
+        self.notifiers.add(notifier);
     }
 
     /// Returns ranges to save for which writes wait, in bytes and whole blocks, without overlaps.
@@ -174,7 +168,7 @@ impl Past {
             word.fetch_or(mask, Ordering::AcqRel);
         }
         self.progress.fetch_add(1, Ordering::Relaxed);
-        self.bells.ring();
+        self.notifiers.notify();
     }
 
     /// Returns a number that changes whenever blocks have been saved.
@@ -201,7 +195,7 @@ impl Past {
     pub fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.tell_news();
-        self.bells.ring();
+        self.notifiers.notify();
     }
 
     fn tell_news(&self) {

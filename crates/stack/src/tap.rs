@@ -13,7 +13,8 @@ use fathom_units::cause;
 use parking_lot::Mutex;
 use std::fs::Metadata;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -260,7 +261,8 @@ impl DiskLayer for Tap {
             wanted: self.wanted.clone(),
             goes_by: Wanted::default(),
             is_idle: true,
-            bell: None,
+            notifier: None,
+            tag: cx.new_tag(),
             waiting: Vec::new(),
             seen: (0, 0),
         };
@@ -288,7 +290,9 @@ struct TapChannel {
     /// Whether no change must be marked, and no write must wait.
     is_idle: bool,
     /// Eventfd for progress. One serves all, because the engine could not tell several apart.
-    bell: Option<Arc<OwnedFd>>,
+    notifier: Option<Arc<EventNotifier>>,
+    /// Tag of wake-ups by the notifier.
+    tag: u16,
     /// Waiting writes, each with its start of waiting in ticks, the oldest first.
     waiting: Vec<(RequestId, u64)>,
     /// The last progress that was seen, and its time in ticks.
@@ -384,11 +388,12 @@ impl TapChannel {
     }
 
     fn listen(&mut self, cx: &mut Cx, has_past: bool, has_brake: bool) -> Result<(), String> {
-        let bell = self.bell(cx);
-        let bell = bell.map_err(|error| format!("a worker cannot wait: {}", cause(error)))?;
+        let notifier = self.notifier(cx);
+        let notifier =
+            notifier.map_err(|error| format!("a worker cannot wait: {}", cause(error)))?;
         let Wanted { past, brake } = &self.goes_by;
-        { past.iter().filter(|_| !has_past) }.for_each(|past| past.listen(&bell));
-        { brake.iter().filter(|_| !has_brake) }.for_each(|brake| brake.listen(&bell));
+        { past.iter().filter(|_| !has_past) }.for_each(|past| past.listen(&notifier));
+        { brake.iter().filter(|_| !has_brake) }.for_each(|brake| brake.listen(&notifier));
         Ok(())
     }
 
@@ -406,19 +411,19 @@ impl TapChannel {
         past.wrapping_add(brake.as_ref().map_or(0, |brake| brake.progress()))
     }
 
-    fn bell(&mut self, cx: &mut Cx) -> io::Result<Arc<OwnedFd>> {
-        if let Some(bell) = &self.bell {
-            return Ok(bell.clone());
+    fn notifier(&mut self, cx: &mut Cx) -> io::Result<Arc<EventNotifier>> {
+        if let Some(notifier) = &self.notifier {
+            return Ok(notifier.clone());
         }
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let token = Token::channel(woken::KEPT);
-        cx.engine.watch(bell.as_raw_fd(), token)?;
-        Ok(self.bell.insert(Arc::new(bell)).clone())
+        let notifier = EventNotifier::new()?;
+        let token = Token::channel(self.tag);
+        cx.engine.watch(notifier.as_raw_fd(), token)?;
+        Ok(self.notifier.insert(Arc::new(notifier)).clone())
     }
 
     #[cold]
     fn wait(&mut self, cx: &mut Cx, id: RequestId) {
-        let Some(bell) = &self.bell else {
+        let Some(notifier) = &self.notifier else {
             return self.channel.submit(cx, id);
         };
         let request = &cx.slab[id];
@@ -431,7 +436,7 @@ impl TapChannel {
             past.want(request.offset, request.len);
         }
         // The data may have been saved meanwhile.
-        let _ = rustix::io::write(&**bell, &1u64.to_ne_bytes());
+        notifier.notify();
         if self.waiting.is_empty() {
             self.seen = (self.progress(), cx.now());
         }

@@ -8,7 +8,8 @@ use fathom_core::{EventNotifier, RequestId};
 use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Index of a channel among those that share the locks.
@@ -46,14 +47,13 @@ struct Mailbox {
     /// Exclusive locks whose owners ask for this channel's changes in flight.
     asked: Vec<(Owner, RequestId)>,
     /// Eventfd that wakes the channel. None: the channel has been dropped.
-    event: Option<Arc<OwnedFd>>,
+    notifier: Option<Arc<EventNotifier>>,
 }
 
 impl Mailbox {
-    fn ring(&self) {
-        if let Some(event) = &self.event {
-            // The eventfd's counter cannot overflow by increments of one.
-            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    fn notify(&self) {
+        if let Some(notifier) = &self.notifier {
+            notifier.notify();
         }
     }
 }
@@ -78,18 +78,17 @@ pub(crate) struct Ranges {
 impl Ranges {
     /// Registers a channel of the disk.
     pub(crate) fn turns(self: &Arc<Self>) -> io::Result<Turns> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let event = Arc::new(event);
-        let mut inner = self.inner();
+        let notifier = Arc::new(EventNotifier::new()?);
+        let mut inner = self.inner.lock();
         inner.mailboxes.push(Mailbox {
             granted: Vec::new(),
             asked: Vec::new(),
-            event: Some(event.clone()),
+            notifier: Some(notifier.clone()),
         });
         Ok(Turns {
             ranges: self.clone(),
             owner: Owner(inner.mailboxes.len() - 1),
-            event,
+            notifier,
             unlisted: Vec::new(),
             granted: Vec::new(),
         })
@@ -100,7 +99,7 @@ impl Ranges {
 pub(crate) struct Turns {
     ranges: Arc<Ranges>,
     owner: Owner,
-    event: Arc<OwnedFd>,
+    notifier: Arc<EventNotifier>,
     /// Changes in flight that are not in the table of locks, by request.
     unlisted: Vec<Option<Range<u64>>>,
     granted: Vec<RequestId>,
@@ -109,7 +108,7 @@ pub(crate) struct Turns {
 impl Turns {
     /// Returns the eventfd that is signalled when [`Turns::look`] must be called.
     pub(crate) fn event(&self) -> RawFd {
-        self.event.as_raw_fd()
+        self.notifier.as_raw_fd()
     }
 
     /// Requests a lock on a range of whole blocks. Returns true if the lock is held now, false if
@@ -237,7 +236,7 @@ impl Drop for Turns {
         // In one go: another channel must not ask in between, because nobody would answer.
         let mut inner = ranges.inner.lock();
         self.look_at(&mut inner);
-        inner.mailboxes[self.owner.0].event = None;
+        inner.mailboxes[self.owner.0].notifier = None;
     }
 }
 
@@ -246,9 +245,9 @@ impl Inner {
     fn ask_others(&mut self, owner: Owner, id: RequestId) -> usize {
         let mut asked = 0;
         for (index, mailbox) in self.mailboxes.iter_mut().enumerate() {
-            if index != owner.0 && mailbox.event.is_some() {
+            if index != owner.0 && mailbox.notifier.is_some() {
                 mailbox.asked.push((owner, id));
-                mailbox.ring();
+                mailbox.notify();
                 asked += 1;
             }
         }
@@ -280,7 +279,7 @@ impl Inner {
             let mailbox = &mut self.mailboxes[lock.owner.0];
             mailbox.granted.push(lock.id);
             if lock.owner != caller {
-                mailbox.ring();
+                mailbox.notify();
             }
         }
     }
@@ -318,7 +317,7 @@ mod tests {
     }
 
     fn rung(turns: &Turns) -> bool {
-        rustix::io::read(&*turns.event, &mut [0; 8]).is_ok()
+        turns.notifier.clear()
     }
 
     #[test]

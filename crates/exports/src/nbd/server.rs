@@ -8,9 +8,8 @@ use super::holding::Wake;
 use super::peer;
 use super::table::{Connection, Phase, ServedAt, Table};
 use super::tls::Tls;
-use crate::signal::Signal;
 use crate::watch::Visit;
-use fathom_core::{ThreadKind, thread_starts};
+use fathom_core::{EventNotifier, ThreadKind, thread_starts};
 use fathom_nbd::transport::Transport;
 use fathom_sockets::Listener;
 use fathom_units::cause;
@@ -96,7 +95,7 @@ pub struct NbdServer {
 pub(super) struct Shared {
     pub(super) exports: Exports,
     pub(super) options: Options,
-    stop: Signal,
+    stop: EventNotifier,
     table: Mutex<Table>,
     /// Signalled when a connection has ended or must end, or is held or released.
     pub(super) changed: Condvar,
@@ -109,7 +108,7 @@ impl NbdServer {
             shared: Arc::new(Shared {
                 exports,
                 options,
-                stop: Signal::new()?,
+                stop: EventNotifier::new()?,
                 table: Mutex::default(),
                 changed: Condvar::new(),
                 admission: Admission::default(),
@@ -132,7 +131,8 @@ impl NbdServer {
 
     /// Makes `serve` return, now and in later calls. Callable from any thread.
     pub fn stop(&self) {
-        self.shared.stop.raise();
+        self.shared.admission.stop();
+        self.shared.stop.notify();
     }
 
     /// Stops admitting clients: new ones wait. Existing clients stay.

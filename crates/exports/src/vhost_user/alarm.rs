@@ -1,17 +1,19 @@
 //! Tells a session that its front-end has truncated a file that is mapped here.
 
+use fathom_core::EventNotifier;
 use fathom_sigbus::Spare;
 use fathom_virtio::GuestMemory;
 use parking_lot::Mutex;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Ends one session whose shared memory has become inaccessible.
 pub struct Alarm {
     raised: AtomicBool,
-    event: OwnedFd,
+    event: EventNotifier,
     /// Memory that the signal handler poisons.
     memory: AtomicPtr<GuestMemory>,
     /// Keeps `memory` alive.
@@ -23,7 +25,7 @@ impl Alarm {
     pub fn new() -> io::Result<Alarm> {
         Ok(Alarm {
             raised: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event: EventNotifier::new()?,
             memory: AtomicPtr::new(ptr::null_mut()),
             kept: Mutex::new(None),
             spare: Spare::new()?,
@@ -60,8 +62,7 @@ impl fathom_sigbus::Alarm for Alarm {
         if let Some(memory) = unsafe { memory.as_ref() } {
             memory.poison();
         }
-        // The eventfd's counter cannot overflow, because each call adds 1.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.event.notify();
     }
     fn spare(&self) -> &Spare {
         &self.spare

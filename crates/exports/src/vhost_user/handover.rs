@@ -102,7 +102,7 @@ impl Frozen {
             reply,
             orders: receiver,
         });
-        shared.handover.raise();
+        shared.handover.notify();
         let (state, descriptors) = described.recv_timeout(FREEZE).map_err(|_| SILENT)??;
         Ok(Frozen {
             state: Some(state),
@@ -171,7 +171,7 @@ pub(super) fn attend(
     listener: &Listener,
     mut connection: Option<&mut Connection<'_>>,
 ) -> Result<Attended, String> {
-    shared.handover.lower();
+    shared.handover.clear();
     let Some(Freeze { reply, orders }) = shared.freeze().take() else {
         return Ok(Attended::GoesOn);
     };

@@ -24,9 +24,8 @@ mod serve;
 mod session;
 mod share;
 
-use crate::signal::Signal;
 use crate::watch::{Visit, Watch};
-use fathom_core::{Disk, WorkerHandle, WrapSource};
+use fathom_core::{Disk, EventNotifier, WorkerHandle, WrapSource};
 use fathom_sockets::Listener;
 use fathom_virtio::BlkDevice;
 use handover::Freeze;
@@ -34,6 +33,7 @@ pub use handover::{Arrival, Arriving, ExportState, Frozen, Halting, arrival};
 use parking_lot::Mutex;
 use share::Share;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 use std::time::Duration;
 
@@ -91,10 +91,10 @@ struct Shared {
     wrap: Option<WrapSource>,
     patience: Duration,
     watch: Option<Watch>,
-    stop: Signal,
-    config_change: Signal,
+    stop: EventNotifier,
+    config_change: EventNotifier,
     /// Raised when `freeze` is set.
-    handover: Signal,
+    handover: EventNotifier,
     freeze: Mutex<Option<Freeze>>,
     status: Mutex<Status>,
     /// Process id of the last front-end.
@@ -152,9 +152,9 @@ impl VhostUser {
                 wrap: options.wrap,
                 patience: options.patience,
                 watch: options.watch,
-                stop: Signal::new()?,
-                config_change: Signal::new()?,
-                handover: Signal::new()?,
+                stop: EventNotifier::new()?,
+                config_change: EventNotifier::new()?,
+                handover: EventNotifier::new()?,
                 freeze: Mutex::default(),
                 status: Mutex::default(),
                 last_pid: AtomicI32::new(0),
@@ -188,13 +188,13 @@ impl VhostUser {
 
     /// Makes `serve` return, now and in later calls. Callable from any thread.
     pub fn stop(&self) {
-        self.shared.stop.raise();
+        self.shared.stop.notify();
     }
 
     /// Tells the front-end that the configuration space has changed, after a change of
     /// [`VhostUser::device`] such as its size. Callable from any thread.
     pub fn config_changed(&self) {
-        self.shared.config_change.raise();
+        self.shared.config_change.notify();
     }
 
     /// Returns the device that the guest sees.

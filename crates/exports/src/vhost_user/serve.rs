@@ -51,7 +51,7 @@ pub fn serve<'a>(
                 }
             }
         } else if ready.config {
-            shared.config_change.lower();
+            shared.config_change.clear();
         }
         // Handled even if the front-end has sent more, which waits in the socket.
         if ready.handover {
@@ -335,7 +335,7 @@ impl<'a> Connection<'a> {
             return Err(CloseError::Truncated);
         }
         if ready.config {
-            self.shared.config_change.lower();
+            self.shared.config_change.clear();
             self.session.config_changed();
         }
         if ready.back_channel {

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -35,14 +35,13 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// The tasks that can make progress, and the eventfd that wakes their worker.
 pub(super) struct Ready {
     queue: Mutex<Vec<usize>>,
-    event: OwnedFd,
+    event: EventNotifier,
 }
 
 impl Ready {
     /// Wakes the worker to look for work that is not in the queue.
     pub(super) fn ring(&self) {
-        // The counter of an eventfd cannot overflow by increments of one.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.event.notify();
     }
 }
 
@@ -88,11 +87,10 @@ pub(super) struct Executor {
 
 impl Executor {
     pub(super) fn new() -> io::Result<Executor> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Executor {
             ready: Arc::new(Ready {
                 queue: Mutex::default(),
-                event: eventfd(0, flags)?,
+                event: EventNotifier::new()?,
             }),
             places: Vec::new(),
             free: Vec::new(),

@@ -5,13 +5,13 @@ use fathom_core::EventNotifier;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The notification channel of one listener.
 pub(super) struct Bell {
-    event: OwnedFd,
+    event: EventNotifier,
     /// Whether a notification was sent that the listener has not processed.
     is_rung: AtomicBool,
     failed: Mutex<Vec<Run>>,
@@ -24,7 +24,7 @@ const MOST: usize = 1024;
 impl Bell {
     pub(super) fn new() -> io::Result<Bell> {
         Ok(Bell {
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event: EventNotifier::new()?,
             is_rung: AtomicBool::new(false),
             failed: Mutex::default(),
         })
@@ -44,8 +44,7 @@ impl Bell {
             }
         }
         if !self.is_rung.swap(true, Ordering::SeqCst) {
-            // The eventfd's counter cannot overflow by increments of one.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            self.event.notify();
         }
     }
 
@@ -63,7 +62,7 @@ impl Bell {
         let within = Timespec::try_from(within).ok();
         // The caller re-examines its state in either case.
         if poll(&mut fds, within.as_ref()) == Ok(1) {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            self.event.clear();
         }
     }
 }

@@ -40,6 +40,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 pub(super) struct CachedChannel {
     shared: Arc<Shared>,
     bell: Arc<Bell>,
+    /// Tag of wake-ups by the bell.
+    tag: u16,
     /// Channel of the data file of `view`. `view` is older than the shared one only while requests
     /// are in flight on it.
     file: Box<dyn Channel>,
@@ -65,7 +67,7 @@ impl CachedChannel {
         };
         let bell = shared.listen().map_err(failed)?;
         cx.engine
-            .watch(bell.fd().as_raw_fd(), Token::channel(woken::BASE))
+            .watch(bell.fd().as_raw_fd(), Token::channel(tag))
             .map_err(failed)?;
         let (epoch, view) = (shared.epoch(), shared.view());
         Ok(CachedChannel {

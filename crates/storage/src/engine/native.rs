@@ -6,10 +6,9 @@ use crate::engine::files::Files;
 use crate::engine::pool::Pool;
 use crate::engine::sockets::Sockets;
 use crate::engine::threads::BUSY_LOOK;
-use fathom_core::{Completion, Engine, FileId, Io, IoKind, SocketIo, Token, Wait};
-use rustix::event::{EventfdFlags, eventfd};
+use fathom_core::{Completion, Engine, EventNotifier, FileId, Io, IoKind, SocketIo, Token, Wait};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 /// Number of operations the context can hold at the start.
@@ -27,7 +26,7 @@ const STARVED: Duration = Duration::from_millis(1);
 pub struct Native {
     context: Context,
     /// Eventfd that each completion signals.
-    event: OwnedFd,
+    event: EventNotifier,
     epoll: Epoll,
     pool: Pool,
     files: Files,
@@ -45,7 +44,7 @@ pub struct Native {
 impl Native {
     pub fn new() -> io::Result<Native> {
         let (epoll, pool) = (Epoll::new()?, Pool::new()?);
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let event = EventNotifier::new()?;
         epoll.watch(pool.event(), Token::ENGINE)?;
         epoll.watch(event.as_raw_fd(), Token::ENGINE)?;
         Ok(Native {
@@ -116,8 +115,10 @@ impl Native {
     /// Sleeps until `out` has a completion, a signal arrives or the time is over.
     fn sleep(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
         let before = out.len();
+        let is_starved = self.full && self.in_flight == 0;
         let wait = match wait {
-            Wait::Forever if self.full && self.in_flight == 0 => Wait::For(STARVED),
+            Wait::Forever if is_starved => Wait::For(STARVED),
+            Wait::For(time) if is_starved => Wait::For(time.min(STARVED)),
             other => other,
         };
         // An event may belong to completions that were reaped earlier.

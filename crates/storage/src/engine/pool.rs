@@ -1,12 +1,13 @@
 //! Pool of threads that make blocking system calls for a worker.
 
-use fathom_core::{Completion, Io, IoKind, ThreadKind, Token, thread_starts};
+use fathom_core::{Completion, EventNotifier, Io, IoKind, ThreadKind, Token, thread_starts};
 use fathom_units::cause;
 use libc::iovec;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -46,7 +47,7 @@ struct Shared {
     ready: AtomicUsize,
     /// Whether the worker sleeps, or is about to, so that a completion must signal the event.
     sleeping: AtomicBool,
-    event: OwnedFd,
+    event: EventNotifier,
 }
 
 struct Work {
@@ -66,7 +67,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new() -> io::Result<Pool> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let event = EventNotifier::new()?;
         Ok(Pool {
             shared: Arc::new(Shared {
                 work: Mutex::new(Work {
@@ -218,8 +219,7 @@ impl Shared {
         self.ready.store(done.len(), Ordering::SeqCst);
         drop(done);
         if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
-            // The eventfd's counter cannot overflow by increments of one.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            self.event.notify();
         }
     }
 

@@ -115,6 +115,8 @@ unsafe fn rest(shared: &Shared, request: &Request, mut result: i32) -> Result<()
             Progress::More => {}
         }
         let offset = transfer.offset + transfer.done;
+        segments.clear();
+        segments.extend(pieces(&request.segments, transfer.done..u64::MAX));
         // SAFETY: as required of the caller.
         result = unsafe { call(fd, request.op, &segments, offset) };
     }

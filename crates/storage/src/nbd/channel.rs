@@ -85,7 +85,7 @@ impl NbdChannel {
         };
         // If this constructor fails, the caller must give up the seat.
         let rung = Token::channel(Event::Rung.tag());
-        cx.engine.watch(channel.seat.bell.as_raw_fd(), rung)?;
+        cx.engine.watch(channel.seat.notifier.as_raw_fd(), rung)?;
         if let Some(given) = given {
             channel.adopt(cx, given)?;
         }

@@ -2,8 +2,8 @@
 
 use super::endpoint::Connected;
 use super::unflushed::Unflushed;
+use fathom_core::EventNotifier;
 use fathom_nbd::protocol::Replies;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ pub(super) struct Links {
 /// A channel.
 pub(super) struct Member {
     number: u64,
-    bell: Arc<OwnedFd>,
+    notifier: Arc<EventNotifier>,
     /// Whether the channel has connections, or is to fetch them.
     holds: bool,
     given: Option<Given>,
@@ -50,7 +50,7 @@ pub(super) struct Seat {
     number: u64,
     /// Signalled when the connections are lost, when there are new ones, and when a flush is
     /// wanted.
-    pub(super) bell: Arc<OwnedFd>,
+    pub(super) notifier: Arc<EventNotifier>,
 }
 
 /// Time after a reconnection within which a new loss is followed by a pause.
@@ -73,16 +73,16 @@ impl Links {
     }
 
     /// Adds a channel, which has connections of this generation or none yet.
-    pub(super) fn add(&mut self, bell: Arc<OwnedFd>, has_connections: bool) -> Seat {
+    pub(super) fn add(&mut self, notifier: Arc<EventNotifier>, has_connections: bool) -> Seat {
         let number = self.next_member;
         self.next_member += 1;
         self.members.push(Member {
             number,
-            bell: bell.clone(),
+            notifier: notifier.clone(),
             holds: has_connections,
             given: None,
         });
-        Seat { number, bell }
+        Seat { number, notifier }
     }
 
     /// Marks the connections of this generation as lost. Returns false if that is known.
@@ -137,7 +137,9 @@ impl Links {
 
     /// Wakes all channels to check their state.
     pub(super) fn ring_all(&self) {
-        self.members.iter().for_each(|member| ring(&member.bell));
+        self.members
+            .iter()
+            .for_each(|member| member.notifier.notify());
     }
 
     fn member(&mut self, seat: &Seat) -> Option<&mut Member> {
@@ -170,13 +172,8 @@ impl Links {
                 generation: self.generation,
                 connections,
             });
-            ring(&member.bell);
+            member.notifier.notify();
         }
         sets.flatten().for_each(|one| one.part(replies));
     }
-}
-
-fn ring(bell: &OwnedFd) {
-    // The eventfd's counter cannot overflow by increments of one.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

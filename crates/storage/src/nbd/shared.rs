@@ -8,7 +8,7 @@ use super::halt::Halt;
 use super::links::{Given, Links, Seat};
 use super::replay::Replay;
 use super::unflushed::{Kept, Unflushed};
-use fathom_core::DiskError;
+use fathom_core::{DiskError, EventNotifier};
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 use parking_lot::{Mutex, MutexGuard};
@@ -137,8 +137,9 @@ impl Shared {
 
     /// Adds a channel, with its connections if the server is connected at the moment; blocking.
     pub(super) fn join(self: &Arc<Shared>) -> Result<(Seat, Option<Given>), DiskError> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let bell = Arc::new(bell.map_err(|source| cannot_start(&self.endpoint, source.into()))?);
+        let notifier = EventNotifier::new();
+        let notifier = notifier.map_err(|source| cannot_start(&self.endpoint, source))?;
+        let notifier = Arc::new(notifier);
         let mut connected: Option<Given> = None;
         loop {
             let mut links = self.links();
@@ -160,7 +161,7 @@ impl Shared {
             }
             // A channel without connections receives them when the server is connected.
             let given = given.filter(|_| links.are_up);
-            return Ok((links.add(bell, given.is_some()), given));
+            return Ok((links.add(notifier, given.is_some()), given));
         }
     }
 

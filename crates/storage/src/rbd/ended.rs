@@ -5,8 +5,9 @@ use fathom_core::{EventNotifier, Extents, Request, Status};
 use parking_lot::Mutex;
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
 
 /// A lock-free list to which any thread adds operations, and from which one worker takes all of
@@ -15,7 +16,7 @@ pub(super) struct Ended {
     newest: AtomicPtr<Operation>,
     /// Whether the worker was notified and has not looked since.
     is_told: AtomicBool,
-    event: OwnedFd,
+    event: EventNotifier,
 }
 
 /// An operation of the library, reused for many requests. It must not move.
@@ -45,7 +46,7 @@ impl Ended {
         Ok(Ended {
             newest: AtomicPtr::new(null_mut()),
             is_told: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event: EventNotifier::new()?,
         })
     }
 
@@ -88,8 +89,7 @@ impl Ended {
             }
         }
         if !self.is_told.swap(true, Ordering::SeqCst) {
-            // The eventfd's counter cannot overflow by increments of one.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            self.event.notify();
         }
     }
 }
@@ -188,8 +188,7 @@ mod tests {
             let mut last = [-1; 4];
             while taken.len() < all.len() {
                 // A notification that is missed here would leave this loop waiting forever.
-                let mut count = [0; 8];
-                while rustix::io::read(&ended.event, &mut count).is_err() {
+                while !ended.event.clear() {
                     std::hint::spin_loop();
                 }
                 ended.take(&mut out);
