@@ -2,6 +2,7 @@
 
 use crate::engine::{Engine, Wait};
 use crate::request::{Owner, Request, RequestId, Slab};
+use crate::token::FIRST_NEW_TAG;
 use fathom_trace::{Clock, Stage};
 use probe::probe;
 use std::io;
@@ -18,6 +19,7 @@ pub struct Cx {
     children_done: Vec<Vec<RequestId>>,
     /// The owner that was added last.
     newest: Owner,
+    next_tag: u16,
     /// Children of all owners that were completed in this turn.
     pub(crate) children_completed: Vec<RequestId>,
     /// Number of children of all owners for which there is room.
@@ -45,6 +47,7 @@ impl Cx {
             done: Vec::new(),
             children_done: Vec::new(),
             newest: Owner::SOURCE,
+            next_tag: FIRST_NEW_TAG,
             children_completed: Vec::new(),
             children: 0,
             alarm: u64::MAX,
@@ -68,6 +71,16 @@ impl Cx {
         self.engine.reserve(self.children)?;
         self.newest = owner;
         Ok(owner)
+    }
+
+    /// Returns a tag for [`Token::channel`](crate::Token::channel) that no other layer of the channel
+    /// has. A layer above several others passes all of them the completions that it does not
+    /// handle itself.
+    pub fn new_tag(&mut self) -> u16 {
+        let tag = self.next_tag;
+        // Reused only after 32768 others: a channel has fewer layers.
+        self.next_tag = tag.checked_add(1).unwrap_or(FIRST_NEW_TAG);
+        tag
     }
 
     /// Returns the owner that was added last; [`Owner::SOURCE`] if there is none.
@@ -166,6 +179,12 @@ impl Cx {
     pub fn take_done(&mut self) -> Vec<RequestId> {
         self.children_completed.clear();
         std::mem::take(&mut self.done)
+    }
+
+    /// Returns the tag that was handed out last, for tests that act as their own worker.
+    #[cfg(feature = "testing")]
+    pub fn newest_tag(&self) -> u16 {
+        self.next_tag - 1
     }
 
     /// Returns a number that identifies the worker in probes; available at every probe.

@@ -152,7 +152,7 @@ pub trait Channel {
 
     /// Handles the completion of an operation pushed with `Token::request(id, tag)`. `result` is a
     /// number of bytes or a negative errno. For an operation pushed with `Token::channel(tag)`,
-    /// `id` is [`RequestId::NOBODY`].
+    /// `id` is [`RequestId::NOBODY`]; layers get their tags from [`Cx::new_tag`].
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32);
 
     /// Continues the work that is due. Called at the time requested by [`Cx::wake_at`], and when

@@ -24,26 +24,9 @@ pub enum Target {
     Engine,
 }
 
-/// Tags of [`Token::channel`] for wake-ups of the layers of a channel. The tags differ because a
-/// layer above several others passes all of them the completions that it does not handle itself.
-pub mod woken {
-    /// Tasks of an image.
-    pub const IMAGE: u16 = u16::MAX;
-    /// Requests that wait for a part of a block.
-    pub const BYTES: u16 = u16::MAX - 1;
-    /// Requests that wait for stripes of a base image.
-    pub const BASE: u16 = u16::MAX - 2;
-    /// Requests that a library has completed.
-    pub const LIBRARY: u16 = u16::MAX - 3;
-    /// Requests that wait for parts of a disk whose data is still being transferred.
-    pub const ARRIVING: u16 = u16::MAX - 4;
-    /// Writes that wait until the existing data has been saved.
-    pub const KEPT: u16 = u16::MAX - 5;
-    /// Data that other threads have encrypted or decrypted.
-    pub const SEALED: u16 = u16::MAX - 6;
-    /// Data that other threads have read from an image in another program's format.
-    pub const FOREIGN: u16 = u16::MAX - 7;
-}
+/// The first tag that [`Cx::new_tag`](crate::Cx::new_tag) hands out. Storage, which has no layer
+/// below, chooses smaller tags itself.
+pub(crate) const FIRST_NEW_TAG: u16 = 1 << 15;
 
 // From the top: 4 bits of kind, 12 bits of pool member, 16 bits of tag or slot. The low 32 bits are
 // a request's id, or for a source 8 bits of tag and 24 bits of generation.

@@ -1,7 +1,6 @@
 //! A disk whose users wait until it is available.
 
 use crate::missing::Missing;
-use fathom_core::token::woken;
 use fathom_core::{
     Channel, ChannelLayer, Cx, Disk, DiskError, DiskLayer, EventNotifier, Extents, Op, Request,
     RequestId, Status, Token, WorkerHandle,
@@ -156,7 +155,7 @@ impl ChannelLayer for HeldChannel {
     }
 
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
-        if id == RequestId::NOBODY && tag == woken::ARRIVING {
+        if id == RequestId::NOBODY && tag == self.tag {
             return self.go_on(cx);
         }
         self.channel.complete(cx, id, tag, result);

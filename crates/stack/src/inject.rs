@@ -193,22 +193,6 @@ impl ChannelLayer for SlowChannel {
         }
         self.channel.submit(cx, id);
     }
-
-    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
-        self.channel.complete(cx, id, tag, result);
-    }
-
-    fn timer(&mut self, cx: &mut Cx) {
-        self.channel.timer(cx);
-    }
-
-    fn drain(&mut self, cx: &mut Cx, source: u16) {
-        self.channel.drain(cx, source);
-    }
-
-    fn answered(&mut self, request: &Request) {
-        self.channel.answered(request);
-    }
 }
 
 struct SlowSource {

@@ -3,7 +3,6 @@
 use crate::bitmaps::{Bitmaps, Left, Marked, data_of};
 use crate::brake::Brake;
 use crate::past::Past;
-use fathom_core::token::woken;
 use fathom_core::{
     Channel, ChannelLayer, Cx, Disk, DiskError, DiskLayer, EventNotifier, Op, Owner, Request,
     RequestId, Resize, Token, WorkerHandle,
@@ -505,7 +504,7 @@ impl ChannelLayer for TapChannel {
 
     #[inline]
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
-        if id == RequestId::NOBODY && tag == woken::KEPT {
+        if id == RequestId::NOBODY && tag == self.tag {
             return self.go_on(cx);
         }
         self.channel.complete(cx, id, tag, result);

@@ -9,7 +9,6 @@ mod part;
 
 use crate::buffers::Buffers;
 use crate::ranges::{Ranges, Turns};
-use fathom_core::token::woken;
 use fathom_core::{
     Channel, ChannelLayer, Cx, Disk, DiskError, DiskLayer, Mark, Op, Owner, Request, RequestId,
     Token,
@@ -20,7 +19,6 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A disk whose requests may begin and end at any byte. Everything that changes the disk must go
 /// through it.
@@ -62,6 +60,8 @@ struct ByteChannel {
     /// Block size in bytes: a power of two, 64 KiB at most.
     block: u64,
     turns: Turns,
+    /// Tag of wake-ups for granted range locks.
+    tag: u16,
     owner: Owner,
     buffers: Buffers,
     /// Unaligned requests in progress, by the index of their buffers.
@@ -88,8 +88,8 @@ impl ByteChannel {
         cx: &mut Cx,
     ) -> io::Result<ByteChannel> {
         let turns = ranges.turns()?;
-        cx.engine
-            .watch(turns.event(), Token::channel(woken::BYTES))?;
+        let tag = cx.new_tag();
+        cx.engine.watch(turns.event(), Token::channel(tag))?;
         let buffers = Buffers::new()?;
         // Two children for each buffer: the first and the last block of a request.
         let owner = cx.reserve_children(2 * buffers.len())?;
@@ -97,6 +97,7 @@ impl ByteChannel {
             below,
             block,
             turns,
+            tag,
             owner,
             parts: std::iter::repeat_with(|| None)
                 .take(buffers.len())
@@ -214,7 +215,7 @@ impl ChannelLayer for ByteChannel {
     #[inline]
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         let mark = cx.mark();
-        if id == RequestId::NOBODY && tag == woken::BYTES {
+        if id == RequestId::NOBODY && tag == self.tag {
             self.turns.look();
         } else {
             self.below.complete(cx, id, tag, result);

@@ -130,7 +130,7 @@ impl Disk for TestDisk {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).unwrap());
         // The channel takes a completion of it as a request to check `hold`.
-        let token = Token::channel(u16::MAX);
+        let token = Token::channel(cx.new_tag());
         cx.engine.watch(wake.as_raw_fd(), token).unwrap();
         self.wakes.lock().push(wake);
         Ok(Box::new(TestChannel {

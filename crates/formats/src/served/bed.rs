@@ -67,8 +67,8 @@ impl Bed {
         });
         self.channel.submit(&mut self.cx, id);
         while self.cx.take_done().is_empty() {
-            let nobody = RequestId::NOBODY;
-            self.channel.complete(&mut self.cx, nobody, u16::MAX, 0);
+            let (nobody, tag) = (RequestId::NOBODY, self.cx.newest_tag());
+            self.channel.complete(&mut self.cx, nobody, tag, 0);
         }
         let error = self.cx.slab[id].error;
         self.cx.slab.put(id);

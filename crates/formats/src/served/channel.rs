@@ -19,7 +19,7 @@ use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
 use super::write::Write;
 use super::zero::Empty;
 use crate::{GuestOffset, HostOffset};
-use fathom_core::token::woken;
+use fathom_core::segments::clear;
 use fathom_core::{Channel, Cx, DiskError, Extents, Mark, Op, Request, RequestId, Stage, Token};
 use fathom_units::cause;
 use smallvec::SmallVec;
@@ -49,6 +49,8 @@ pub(super) struct ImageChannel {
     current: Option<Current>,
     storages: Vec<Box<dyn Channel>>,
     executor: Executor,
+    /// Tag of the wake-ups of tasks.
+    tag: u16,
     io: Rc<WorkerIo>,
     /// Position in the list of completed requests before the storages ran.
     mark: Mark,
@@ -82,14 +84,15 @@ impl ImageChannel {
         let owner = cx.reserve_children(CHILDREN + 1)?;
         let executor = Executor::new()?;
         shared.jobs.register(executor.ready());
-        let token = Token::channel(woken::IMAGE);
-        cx.engine.watch(executor.fd(), token)?;
+        let tag = cx.new_tag();
+        cx.engine.watch(executor.fd(), Token::channel(tag))?;
         Ok(ImageChannel {
             shared,
             generation: 0,
             current: None,
             storages,
             executor,
+            tag,
             io: Rc::new(WorkerIo::new(owner)),
             mark: Mark::default(),
         })
@@ -294,7 +297,7 @@ impl Channel for ImageChannel {
             Ok(Found::Zero) => {
                 cx.enter(id, Stage::Device);
                 // SAFETY: the source vouches for the request's segments.
-                unsafe { clear(&cx.slab[id].segments) };
+                unsafe { clear(&cx.slab[id].segments, 0..u64::MAX) };
                 cx.complete(id, 0);
             }
             Ok(Found::Else) => {
@@ -312,7 +315,7 @@ impl Channel for ImageChannel {
         if id != RequestId::NOBODY {
             let storage = usize::from(cx.slab[id].memo[STORAGE]);
             self.storages[storage].complete(cx, id, tag, result);
-        } else if tag != woken::IMAGE {
+        } else if tag != self.tag {
             // One of the storages has asked for this wake-up.
             for storage in &mut self.storages {
                 storage.complete(cx, id, tag, result);

@@ -5,7 +5,6 @@ use super::bell::{Bell, overlap};
 use super::shared::{AGAIN, Shared};
 use super::view::View;
 use super::wire::Run;
-use fathom_core::token::woken;
 use fathom_core::{
     Channel, Cx, Disk, DiskError, Extents, Mark, Op, Request, RequestId, Stage, Status, Token,
 };
@@ -66,6 +65,7 @@ impl CachedChannel {
             source,
         };
         let bell = shared.listen().map_err(failed)?;
+        let tag = cx.new_tag();
         cx.engine
             .watch(bell.fd().as_raw_fd(), Token::channel(tag))
             .map_err(failed)?;
@@ -73,6 +73,7 @@ impl CachedChannel {
         Ok(CachedChannel {
             file: view.disk.channel(cx)?,
             bell,
+            tag,
             view,
             epoch,
             former: Vec::new(),
@@ -266,7 +267,7 @@ impl Channel for CachedChannel {
     }
 
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
-        if id == RequestId::NOBODY && tag == woken::BASE {
+        if id == RequestId::NOBODY && tag == self.tag {
             return self.go_on(cx);
         }
         let mark = cx.mark();

@@ -14,6 +14,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+/// Tag of [`Event::Rung`], far from those of the connections; layers have greater ones.
+const RUNG: u16 = 1000;
+
 /// Events that complete with [`RequestId::NOBODY`](fathom_core::RequestId::NOBODY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
@@ -29,13 +32,13 @@ impl Event {
         match self {
             Event::Received(index) => 2 * index as u16,
             Event::Sent(index) => 2 * index as u16 + 1,
-            Event::Rung => u16::MAX,
+            Event::Rung => RUNG,
         }
     }
 
     pub(super) fn of(tag: u16) -> Event {
         match tag {
-            u16::MAX => Event::Rung,
+            RUNG => Event::Rung,
             tag if tag.is_multiple_of(2) => Event::Received(usize::from(tag / 2)),
             tag => Event::Sent(usize::from(tag / 2)),
         }

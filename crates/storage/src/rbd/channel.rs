@@ -6,7 +6,7 @@ use super::inquirer::What;
 use super::library::{Completion, ZEROES_STAY_ALLOCATED};
 use super::shared::Shared;
 use crate::file::report::report;
-use fathom_core::token::woken;
+use fathom_core::segments::clear;
 use fathom_core::{Channel, Cx, Op, Request, RequestId, Stage, Token};
 use fathom_files::ImageFile;
 use std::ffi::c_int;
@@ -37,6 +37,8 @@ pub(super) struct RbdChannel {
     handle: Arc<Handle>,
     turn: u64,
     ended: Arc<Ended>,
+    /// Tag of wake-ups for ended operations.
+    tag: u16,
     /// Slots by request.
     slots: Vec<Slot>,
     in_flight: usize,
@@ -47,13 +49,14 @@ pub(super) struct RbdChannel {
 impl RbdChannel {
     pub(super) fn new(shared: Arc<Shared>, cx: &mut Cx) -> io::Result<RbdChannel> {
         let ended = Arc::new(Ended::new()?);
-        cx.engine
-            .watch(ended.fd(), Token::channel(woken::LIBRARY))?;
+        let tag = cx.new_tag();
+        cx.engine.watch(ended.fd(), Token::channel(tag))?;
         Ok(RbdChannel {
             turn: shared.image.turn(),
             handle: shared.image.handle(),
             shared,
             ended,
+            tag,
             slots: Vec::new(),
             in_flight: 0,
             taken: Vec::new(),
@@ -97,7 +100,7 @@ impl RbdChannel {
             // No data exists there, and none is added.
             Op::Read if grows && request.at >= size => {
                 // SAFETY: the request is in flight.
-                unsafe { clear(request, 0) };
+                unsafe { clear(&request.segments, 0..u64::MAX) };
                 Some(0)
             }
             Op::Discard | Op::WriteZeroes if grows && request.at >= size => Some(0),
@@ -206,7 +209,7 @@ impl RbdChannel {
                     return self.fail(cx, id, libc::EIO);
                 }
                 // SAFETY: the request is in flight.
-                unsafe { clear(request, result as u64) };
+                unsafe { clear(&request.segments, result as u64..u64::MAX) };
                 None
             }
             (Step::Itself, Op::BlockStatus) => {
@@ -240,23 +243,6 @@ impl RbdChannel {
     }
 }
 
-/// Zeroes the bytes of a read from offset `from` on.
-///
-/// # Safety
-/// The request is in flight.
-unsafe fn clear(request: &Request, from: u64) {
-    let mut before = from as usize;
-    for segment in &request.segments {
-        let skipped = before.min(segment.iov_len);
-        before -= skipped;
-        // SAFETY: as required of the caller, that many bytes can be written there.
-        unsafe {
-            let start = segment.iov_base.cast::<u8>().add(skipped);
-            start.write_bytes(0, segment.iov_len - skipped);
-        }
-    }
-}
-
 impl Channel for RbdChannel {
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Map);
@@ -274,7 +260,7 @@ impl Channel for RbdChannel {
     }
 
     fn complete(&mut self, cx: &mut Cx, _: RequestId, tag: u16, _: i32) {
-        if tag == woken::LIBRARY {
+        if tag == self.tag {
             self.take_in(cx);
         }
     }

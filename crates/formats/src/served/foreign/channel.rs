@@ -60,8 +60,8 @@ impl ForeignChannel {
         cx: &mut Cx,
     ) -> io::Result<ForeignChannel> {
         let executor = Executor::new()?;
-        cx.engine
-            .watch(executor.fd(), Token::channel(woken::FOREIGN))?;
+        let token = Token::channel(cx.new_tag());
+        cx.engine.watch(executor.fd(), token)?;
         Ok(ForeignChannel {
             bytes: bytes.clone(),
             helpers: helpers.clone(),

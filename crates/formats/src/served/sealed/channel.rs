@@ -7,8 +7,9 @@ use crate::served::helpers::Helpers;
 use crate::served::io::Buf;
 use crate::served::memo::{EPOCH, UNCOUNTED};
 use crate::served::pool::Pool;
-use fathom_core::token::woken;
-use fathom_core::{Channel, Cx, Extents, Op, Owner, Request, RequestId, Stage, Status, Token};
+use fathom_core::{
+    Channel, ChannelLayer, Cx, Extents, Op, Owner, Request, RequestId, Stage, Status, Token,
+};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -42,6 +43,8 @@ pub(super) struct SealedChannel {
     pieces: Vec<Option<(Piece, Buf)>>,
     /// Pieces that helpers are working on.
     away: Away,
+    /// Tag of the wake-ups by helpers.
+    tag: u16,
     count: usize,
     bytes: u64,
     /// Indexed by the request's slot in the slab.
@@ -59,10 +62,12 @@ impl SealedChannel {
     ) -> io::Result<SealedChannel> {
         let away = Away::new(helpers)?;
         let owner = cx.reserve_children(PIECES)?;
-        cx.engine.watch(away.fd(), Token::channel(woken::SEALED))?;
+        let tag = cx.new_tag();
+        cx.engine.watch(away.fd(), Token::channel(tag))?;
         Ok(SealedChannel {
             below,
             away,
+            tag,
             place,
             owner,
             pool: Rc::default(),
@@ -265,7 +270,7 @@ impl ChannelLayer for SealedChannel {
 
     #[inline]
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
-        if id != RequestId::NOBODY || tag != woken::SEALED {
+        if id != RequestId::NOBODY || tag != self.tag {
             self.below.complete(cx, id, tag, result);
         }
         self.settle(cx);

@@ -50,10 +50,6 @@ pub struct Worker {
     in_flight: HashMap<u32, Flight>,
 }
 
-/// The request ID and tag of a wake-up, as in the formats' channel.
-const NOBODY: RequestId = RequestId(u32::MAX);
-const WOKEN: u16 = u16::MAX;
-
 impl Worker {
     pub fn new(disk: &dyn Disk, world: &World, number: usize) -> Worker {
         world.state().worker = number;
@@ -124,7 +120,9 @@ impl Worker {
 
     /// Polls tasks that another worker may have woken.
     pub fn look_again(&mut self) {
-        self.channel.complete(&mut self.cx, NOBODY, WOKEN, 0);
+        let tag = self.cx.newest_tag();
+        self.channel
+            .complete(&mut self.cx, RequestId::NOBODY, tag, 0);
         self.cx.tick();
         self.channel.timer(&mut self.cx);
     }
