@@ -79,58 +79,9 @@ impl Drop for Buffers {
     }
 }
 
-/// Direction of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    ToSegments,
-    FromSegments,
-}
-
-/// Copies between a buffer and the bytes of `segments` from `skip` on.
-///
-/// # Safety
-/// The buffer and all segments are valid and do not overlap.
-pub(crate) unsafe fn copy(buffer: iovec, segments: &[iovec], skip: u64, direction: Direction) {
-    let (mut at, mut left) = (buffer.iov_base.cast::<u8>(), buffer.iov_len);
-    let mut skip = skip;
-    for segment in segments {
-        let skipped = skip.min(segment.iov_len as u64) as usize;
-        skip -= skipped as u64;
-        let n = (segment.iov_len - skipped).min(left);
-        let other = segment.iov_base.cast::<u8>().wrapping_add(skipped);
-        // SAFETY: `n` bytes lie both in the buffer and in the segment.
-        unsafe {
-            match direction {
-                Direction::ToSegments => std::ptr::copy_nonoverlapping(at, other, n),
-                Direction::FromSegments => std::ptr::copy_nonoverlapping(other, at, n),
-            }
-            at = at.add(n);
-        }
-        left -= n;
-    }
-}
-
-/// Fills `len` bytes of `segments` from `skip` on with zeroes.
-///
-/// # Safety
-/// All segments are valid for writes.
-pub(crate) unsafe fn clear(segments: &[iovec], skip: u64, len: u64) {
-    let (mut skip, mut left) = (skip, len as usize);
-    for segment in segments {
-        let skipped = skip.min(segment.iov_len as u64) as usize;
-        skip -= skipped as u64;
-        let n = (segment.iov_len - skipped).min(left);
-        let at = segment.iov_base.cast::<u8>().wrapping_add(skipped);
-        // SAFETY: `n` bytes lie in the segment.
-        unsafe { at.write_bytes(0, n) };
-        left -= n;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn buffers_are_apart_and_come_back() {
@@ -146,38 +97,5 @@ mod tests {
         assert!(starts.iter().all(|s| s % 4096 == 0));
         taken.into_iter().for_each(|b| pool.put(b));
         assert!(pool.take().is_some());
-    }
-
-    proptest! {
-        #[test]
-        fn copies_reach_the_right_bytes(
-            lens in prop::collection::vec(0usize..40, 1..6),
-            skip in 0usize..100,
-            len in 0usize..100,
-        ) {
-            let total: usize = lens.iter().sum();
-            let skip = skip.min(total);
-            let len = len.min(total - skip);
-            let mut guest: Vec<u8> = (0..total).map(|i| i as u8).collect();
-            let mut at = guest.as_mut_ptr();
-            let segments: Vec<iovec> = lens.iter().map(|&len| {
-                let segment = iovec { iov_base: at.cast(), iov_len: len };
-                at = at.wrapping_add(len);
-                segment
-            }).collect();
-            let mut buffer = vec![0u8; len];
-            let whole = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: len };
-            // SAFETY: both are valid and do not overlap.
-            unsafe { copy(whole, &segments, skip as u64, Direction::FromSegments) };
-            prop_assert_eq!(&buffer[..], &guest[skip..skip + len]);
-            buffer.fill(0xee);
-            let whole = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: len };
-            // SAFETY: both are valid and do not overlap.
-            unsafe { copy(whole, &segments, skip as u64, Direction::ToSegments) };
-            for (i, byte) in guest.iter().enumerate() {
-                let inside = (skip..skip + len).contains(&i);
-                prop_assert_eq!(*byte, if inside { 0xee } else { i as u8 });
-            }
-        }
     }
 }

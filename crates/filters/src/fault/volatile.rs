@@ -3,8 +3,8 @@
 use super::cache::{Cache, SECTOR, Sector, Writes};
 use super::destage::{Destage, Then};
 use crate::random::mix;
-use crate::segments::{read_at, write_at};
 use fathom_core::extents::{Extents, Status};
+use fathom_core::segments::{read_at, write_at};
 use fathom_core::{Channel, Cx, Op, Request, RequestId};
 use std::collections::VecDeque;
 use std::io;
@@ -108,7 +108,7 @@ impl Volatile {
         let request = &cx.slab[id];
         let first = sectors(request).start;
         for (sector, data) in read.cached {
-            let at = (sector - first) as usize * SECTOR;
+            let at = (sector - first) * SECTOR as u64;
             // SAFETY: the source guarantees that its segments are valid.
             unsafe { write_at(&request.segments, at, &*data) };
         }
@@ -160,7 +160,7 @@ impl Volatile {
         self.cache.put(range, |n, data| match request.op {
             // SAFETY: the source guarantees that its segments are valid.
             Op::Write => unsafe {
-                read_at(&request.segments, (n - first) as usize * SECTOR, &mut *data);
+                read_at(&request.segments, (n - first) * SECTOR as u64, &mut *data);
             },
             _ => data.fill(0),
         })

@@ -1,7 +1,8 @@
 //! Data that was read ahead, or is being read.
 
 use super::regions::{Regions, Seen};
-use crate::buffer::Buffer;
+use fathom_core::AlignedBuffer;
+use fathom_core::segments::write_at;
 use fathom_core::{Channel, Cx, Op, Owner, RequestId, Stage};
 use std::io;
 
@@ -67,7 +68,7 @@ impl Windows {
         let window = &self.windows[n];
         let from = (request.offset - window.offset) as usize;
         // SAFETY: the source guarantees that the request's segments are valid.
-        unsafe { window.buffer.copy_to(from, &request.segments) };
+        unsafe { write_at(&request.segments, 0, &window.buffer.bytes()[from..]) };
         cx.complete(id, 0);
     }
 

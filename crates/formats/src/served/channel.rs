@@ -11,7 +11,7 @@ use super::jobs::Job;
 use super::lookup::{Found, Lookup};
 use super::memo::{EPOCH, STORAGE, UNCOUNTED};
 use super::problem::unusable;
-use super::segments::{Source, clear};
+use super::segments::Source;
 use super::storage::Storage;
 use super::tables::Tables;
 use super::task::Executor;

@@ -12,12 +12,13 @@
 use super::active::Active;
 use super::io::{Errno, Payload};
 use super::layout::Layout;
-use super::segments::{Source, gather};
+use super::segments::Source;
 use super::tables::Tables;
 use super::worker_io::TaskIo;
 use super::write::Write;
 use crate::qcow2::{L2Entry, compress};
 use crate::{GuestOffset, HostOffset};
+use fathom_core::segments::read_at;
 use fathom_core::{Op, Segments};
 use parking_lot::Mutex;
 use std::future::poll_fn;
@@ -176,7 +177,7 @@ impl Active {
         // The disk may end before its last cluster does.
         let mut cluster = vec![0; size];
         // SAFETY: the segments are those of a request in flight.
-        unsafe { gather(segments, &mut cluster) };
+        unsafe { read_at(segments, 0, &mut cluster) };
         let kind = tables.compression;
         let _compressing = tables.packer.compressing();
         let job = move || {

@@ -2,12 +2,12 @@
 
 use super::active::{Active, Layer, Place};
 use super::io::{Buf, Errno, Io, Payload};
-use super::segments::{clear, fill, part};
 use super::worker_io::TaskIo;
 use super::write_back::all;
 use crate::GuestOffset;
 use crate::qcow2::Compressed;
 use crate::qcow2::decompress;
+use fathom_core::segments::{clear, pieces, write_at};
 use fathom_core::{Op, Segments};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl Active {
                     break;
                 }
             };
-            let segments = part(&payload.segments, done..done + n);
+            let segments: Segments = pieces(&payload.segments, done..done + n).collect();
             match place {
                 Place::Data { storage, at } => {
                     let keep = payload.keep.clone();
@@ -44,7 +44,7 @@ impl Active {
                 }
                 // SAFETY: the segments are those of a request in flight, or of a buffer that
                 // `payload` owns.
-                Place::Zero => unsafe { clear(&segments) },
+                Place::Zero => unsafe { clear(&segments, 0..u64::MAX) },
                 Place::Compressed {
                     layer,
                     cluster,
@@ -93,7 +93,7 @@ impl Active {
         };
         // SAFETY: the segments are those of a request in flight or of a buffer that outlives this
         // call.
-        unsafe { fill(segments, &cluster[skip as usize..]) };
+        unsafe { write_at(segments, 0, &cluster[skip as usize..]) };
         Ok(())
     }
 

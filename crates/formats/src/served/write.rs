@@ -18,12 +18,13 @@ use super::alloc::Run;
 use super::io::{Buf, Errno, Io, Payload};
 use super::journal::Record;
 use super::layout::Layout;
-use super::segments::{Source, append_part, append_zeroes};
+use super::segments::Source;
 use super::tables::{Extent, Pinned, Tables, Unlinked};
 use super::worker_io::TaskIo;
 use super::write_back::all;
 use crate::qcow2::{Cluster, L2Entry};
 use crate::{GuestOffset, HostOffset};
+use fathom_core::segments::{pieces, zeroes};
 use fathom_core::{Op, Segments};
 use smallvec::SmallVec;
 use std::future::poll_fn;
@@ -278,10 +279,10 @@ impl Fill {
     fn append(self, payload: &mut Payload) {
         match self {
             Fill::Skip => {}
-            Fill::Zeroes(len) => append_zeroes(&mut payload.segments, len),
+            Fill::Zeroes(len) => payload.segments.extend(zeroes(len)),
             Fill::Copy(buf, part) => {
                 let part = part.start as u64..part.end as u64;
-                append_part(&mut payload.segments, &[buf.iovec()], part);
+                payload.segments.extend(pieces(&[buf.iovec()], part));
                 payload.keep.push(buf);
             }
         }

@@ -1,13 +1,13 @@
 //! The disk as it was at the instant of the backup.
 
 use fathom_core::extents::extents;
+use fathom_core::segments::pieces;
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Extents, Mark, Op, Owner, Request, RequestId, Stage,
     Status,
 };
 use fathom_stack::{Dirty, Past};
 use fathom_storage::FileDisk;
-use libc::iovec;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -105,24 +105,6 @@ fn range(request: &Request) -> Range<u64> {
     request.offset..request.offset + request.len
 }
 
-/// Appends to `to` the buffers for `len` bytes of a request, from its byte `skip` on.
-fn add_segments(of: &[iovec], skip: u64, len: u64, to: &mut Request) {
-    let (mut skip, mut len) = (skip as usize, len as usize);
-    for segment in of {
-        let skipped = skip.min(segment.iov_len);
-        skip -= skipped;
-        let taken = len.min(segment.iov_len - skipped);
-        if taken > 0 {
-            let iov_base = segment.iov_base.cast::<u8>().wrapping_add(skipped).cast();
-            to.segments.push(iovec {
-                iov_base,
-                iov_len: taken,
-            });
-            len -= taken;
-        }
-    }
-}
-
 impl ViewChannel {
     #[inline]
     fn reading(&mut self, id: RequestId) -> &mut Reading {
@@ -208,7 +190,8 @@ impl ViewChannel {
             (request.offset, request.at, request.len) = (part.start, part.start, len);
             request.cookie = id.0.into();
             request.segments.clear();
-            add_segments(&segments, part.start - offset, len, request);
+            let from = part.start - offset;
+            request.segments.extend(pieces(&segments, from..from + len));
             self.children += 1;
             self.scratch.submit(cx, child);
         }

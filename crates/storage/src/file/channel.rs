@@ -4,10 +4,11 @@
 use super::flushes::{Flusher, Verdict};
 use super::plan::Method;
 use super::report::report;
-use super::transfer::{Progress, Transfer, clear, rest_of};
+use super::transfer::{Progress, Transfer};
 use super::{Cache, Kind, LOOK_AT_FLUSHES, Shared};
 use crate::buffers::{Buffer, Buffers};
 use crate::ranges::Turns;
+use fathom_core::segments::{clear, pieces};
 use fathom_core::{
     Channel, Cx, Engine, FileId, Io, IoKind, Op, Request, RequestId, Segments, Stage, Token,
 };
@@ -366,7 +367,9 @@ impl FileChannel {
             Progress::More => {
                 // The request's own iovecs are not changed: its source may still need to know what
                 // was written.
-                rest_of(&cx.slab[id].segments, state.transfer.done, &mut state.iov);
+                let rest = pieces(&cx.slab[id].segments, state.transfer.done..u64::MAX);
+                state.iov.clear();
+                state.iov.extend(rest);
                 self.push_transfer(cx, id, Step::Rest);
             }
         }
@@ -383,9 +386,8 @@ impl FileChannel {
         if request.op != Op::Read || !self.shared.may_miss(missing) {
             return self.fail(cx, id, libc::EIO);
         }
-        rest_of(&request.segments, state.transfer.done, &mut state.iov);
         // SAFETY: the source vouches for the request's segments.
-        unsafe { clear(&state.iov) };
+        unsafe { clear(&request.segments, state.transfer.done..u64::MAX) };
         self.finish(cx, id, 0);
     }
 

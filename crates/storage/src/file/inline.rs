@@ -3,7 +3,8 @@
 
 use super::Shared;
 use super::channel::FileChannel;
-use super::transfer::{Progress, Transfer, clear, rest_of};
+use super::transfer::{Progress, Transfer};
+use fathom_core::segments::{clear, pieces};
 use fathom_core::{Cx, Op, Request, RequestId, Segments, Stage};
 use libc::{c_int, iovec};
 use std::io;
@@ -99,7 +100,6 @@ unsafe fn rest(shared: &Shared, request: &Request, mut result: i32) -> Result<()
     let mut segments = Segments::new();
     loop {
         let progress = transfer.advance(result, 1);
-        rest_of(&request.segments, transfer.done, &mut segments);
         match progress {
             Progress::Complete => return Ok(()),
             Progress::Ended
@@ -107,7 +107,7 @@ unsafe fn rest(shared: &Shared, request: &Request, mut result: i32) -> Result<()
                     && shared.may_miss(request.at + transfer.done..request.at + request.len) =>
             {
                 // SAFETY: as required of the caller.
-                unsafe { clear(&segments) };
+                unsafe { clear(&request.segments, transfer.done..u64::MAX) };
                 return Ok(());
             }
             Progress::Ended => return Err(libc::EIO),

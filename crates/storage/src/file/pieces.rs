@@ -4,19 +4,12 @@
 
 use super::channel::{FileChannel, Step};
 use super::plan::Action;
-use super::transfer::{Progress, Transfer, clear};
-use crate::buffers::{Direction, copy};
+use super::transfer::{Progress, Transfer};
+use fathom_core::segments::{Direction, clear, copy, zeroes};
 use fathom_core::{Cx, Op, RequestId, Segments, Stage};
 use libc::iovec;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-
-const ZEROES_LEN: usize = 64 << 10;
-
-/// Source of the zeroes that are written.
-#[repr(align(4096))]
-struct Zeroes([u8; ZEROES_LEN]);
-static ZEROES: Zeroes = Zeroes([0; ZEROES_LEN]);
 
 impl FileChannel {
     pub(super) fn start_pieces(&mut self, cx: &mut Cx, id: RequestId) {
@@ -176,7 +169,7 @@ impl FileChannel {
     fn operand(&mut self, cx: &Cx, id: RequestId, step: Step, part: Range<u64>) -> Segments {
         let len = part.end - part.start;
         if step == Step::ZeroWrite {
-            return zeroes(len as usize);
+            return zeroes(len).collect();
         }
         let piece = self.piece(cx, id);
         let outer = self.outer(&piece);
@@ -228,7 +221,7 @@ impl FileChannel {
         }
         let rest = self.operand(cx, id, step, transfer.done..transfer.len);
         // SAFETY: this part of the buffer belongs to the request.
-        unsafe { clear(&rest) };
+        unsafe { clear(&rest, 0..u64::MAX) };
         Progress::Complete
     }
 
@@ -261,14 +254,4 @@ impl FileChannel {
             errno => self.end_pieces(cx, id, Some(errno)),
         }
     }
-}
-
-/// Returns segments that yield `len` zeroes.
-fn zeroes(len: usize) -> Segments {
-    let base = ZEROES.0.as_ptr().cast_mut().cast();
-    let piece = |start: usize| iovec {
-        iov_base: base,
-        iov_len: (len - start).min(ZEROES_LEN),
-    };
-    (0..len).step_by(ZEROES_LEN).map(piece).collect()
 }

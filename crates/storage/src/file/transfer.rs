@@ -1,8 +1,5 @@
 //! Transfers one contiguous range completely, across short and interrupted results.
 
-use fathom_core::Segments;
-use libc::iovec;
-
 /// Maximum number of retries in a row after EINTR or EAGAIN, which are rare. A file that keeps
 /// returning them fails instead of making the worker spin.
 const MAX_RETRIES: u8 = 64;
@@ -75,48 +72,9 @@ impl Transfer {
     }
 }
 
-/// Sets `rest` to `segments` without their first `skip` bytes.
-pub(super) fn rest_of(segments: &[iovec], mut skip: u64, rest: &mut Segments) {
-    rest.clear();
-    for segment in segments {
-        let skipped = skip.min(segment.iov_len as u64) as usize;
-        skip -= skipped as u64;
-        if skipped < segment.iov_len {
-            rest.push(iovec {
-                iov_base: segment.iov_base.wrapping_byte_add(skipped),
-                iov_len: segment.iov_len - skipped,
-            });
-        }
-    }
-}
-
-/// Fills the segments with zeroes.
-///
-/// # Safety
-/// The segments are valid.
-pub(super) unsafe fn clear(segments: &[iovec]) {
-    for segment in segments {
-        // SAFETY: as required of the caller.
-        unsafe {
-            segment
-                .iov_base
-                .cast::<u8>()
-                .write_bytes(0, segment.iov_len)
-        };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    fn iov(base: usize, len: usize) -> iovec {
-        iovec {
-            iov_base: base as *mut libc::c_void,
-            iov_len: len,
-        }
-    }
 
     #[test]
     fn short_results_continue_on_a_block() {
@@ -149,31 +107,5 @@ mod tests {
             transfer.advance(-libc::ENOSPC, 1),
             Progress::Failed(libc::ENOSPC)
         );
-    }
-
-    proptest! {
-        #[test]
-        fn the_rest_is_what_was_not_skipped(
-            lens in prop::collection::vec(0usize..50, 0..8),
-            skip in 0u64..300,
-        ) {
-            let mut base = 0x1000;
-            let mut bytes = Vec::new();
-            let mut segments = Vec::new();
-            for len in lens {
-                segments.push(iov(base, len));
-                bytes.extend(base..base + len);
-                base += len + 64;
-            }
-            let mut rest = Segments::new();
-            rest_of(&segments, skip, &mut rest);
-            let left: Vec<usize> = rest
-                .iter()
-                .flat_map(|s| (s.iov_base as usize..).take(s.iov_len))
-                .collect();
-            let skip = (skip as usize).min(bytes.len());
-            prop_assert_eq!(&left[..], &bytes[skip..]);
-            prop_assert!(rest.iter().all(|s| s.iov_len > 0));
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The memory of a disk: consecutive mappings, so that the disk can grow while in use.
 
 use super::part::Part;
-use crate::buffers::{Direction, clear, copy};
+use fathom_core::segments::{Direction, clear, copy};
 use fathom_core::{Extents, Left, Op, Request, Status};
 use fathom_units::cause;
 use serde_json::json;
@@ -251,7 +251,7 @@ unsafe fn read(part: &Part, range: Range<u64>, request: &Request, start: u64) {
                     at,
                     Direction::ToSegments,
                 ),
-                false => clear(&request.segments, at, piece.end - piece.start),
+                false => clear(&request.segments, at..at + (piece.end - piece.start)),
             }
         }
     }

@@ -7,8 +7,9 @@ use super::rules::{
     Context, SHUTS_DOWN, Tells, Violation, bounded, cover, cover_at, describe, end, error_of,
     extent_size, head_of,
 };
-use super::segments::{clear, gather, scatter};
+use super::segments::gather;
 use super::table::Table;
+use fathom_core::segments::{clear, write_at};
 use fathom_core::{Extents, RequestId, Slab};
 use fathom_nbd::protocol::{
     ChunkHeader, ErrorCode, NotAReply, REPLY_FLAG_DONE, Replies, ReplyHeader, chunk, command,
@@ -180,7 +181,7 @@ impl Receiver {
                 let here = &here[..here.len().min(open.left as usize)];
                 // SAFETY: the command awaits a reply, so its request is in flight; the inbox is not
                 // part of the request's memory.
-                unsafe { scatter(&slab[open.id].segments, *at, here) };
+                unsafe { write_at(&slab[open.id].segments, *at, here) };
                 let len = here.len();
                 self.start += len;
                 open.left -= len as u32;
@@ -313,7 +314,7 @@ impl Receiver {
                 let start = cover_at(entry, u64_at(head, 0), len)?;
                 let at = ask.start + u64::from(start);
                 // SAFETY: the command awaits a reply, so its request is in flight.
-                unsafe { clear(&slab[ask.id].segments, at, len.into()) };
+                unsafe { clear(&slab[ask.id].segments, at..at + u64::from(len)) };
                 None
             }
             chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => {

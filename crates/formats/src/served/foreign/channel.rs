@@ -4,9 +4,8 @@ use super::bytes::ForeignBytes;
 use crate::served::helpers::Helpers;
 use crate::served::io::Buf;
 use crate::served::pool::Pool;
-use crate::served::segments::{fill, part};
 use crate::served::task::Executor;
-use fathom_core::token::woken;
+use fathom_core::segments::write_at;
 use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Status, Token};
 use fathom_files::ImageFile;
 use fathom_foreign::Place;
@@ -195,12 +194,8 @@ impl ForeignChannel {
 
 /// Copies a piece that was read into the request's buffers.
 fn give(request: &Request, range: &Range<u64>, buf: &Buf) {
-    let segments = part(
-        &request.segments,
-        range.start - request.at..range.end - request.at,
-    );
-    // SAFETY: the request is in flight, so that its segments are valid, and these are as long.
-    unsafe { fill(&segments, buf.bytes()) };
+    // SAFETY: the request is in flight, so its segments are valid.
+    unsafe { write_at(&request.segments, range.start - request.at, buf.bytes()) };
 }
 
 impl Channel for ForeignChannel {

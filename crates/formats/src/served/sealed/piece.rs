@@ -1,7 +1,7 @@
 //! Copies guest data between a request and a piece's buffer.
 
 use crate::served::io::Buf;
-use crate::served::segments::{fill, gather, part};
+use fathom_core::segments::{read_at, write_at};
 use fathom_core::{Op, Request, RequestId};
 use std::ops::Range;
 
@@ -25,25 +25,19 @@ impl Piece {
         match request.op {
             Op::WriteZeroes => buf.bytes_mut().fill(0),
             _ => {
-                let segments = part(&request.segments, self.within(request));
-                // SAFETY: the request is in flight, so its segments are valid. They are as long as
-                // the piece, which consists of whole sectors.
-                unsafe { gather(&segments, buf.bytes_mut()) };
+                let at = self.inner.start - request.at;
+                // SAFETY: the request is in flight, so its segments are valid.
+                unsafe { read_at(&request.segments, at, buf.bytes_mut()) };
             }
         }
     }
 
     /// Copies the data that was read into the request's buffers.
     pub(super) fn give(&self, request: &Request, buf: &Buf) {
-        let segments = part(&request.segments, self.within(request));
+        let at = self.inner.start - request.at;
         let skip = (self.inner.start - self.outer.start) as usize;
         let len = (self.inner.end - self.inner.start) as usize;
-        // SAFETY: the request is in flight, so its segments are valid, and these are as long.
-        unsafe { fill(&segments, &buf.bytes()[skip..skip + len]) };
-    }
-
-    /// Returns the piece's range within the request's data.
-    fn within(&self, request: &Request) -> Range<u64> {
-        self.inner.start - request.at..self.inner.end - request.at
+        // SAFETY: the request is in flight, so its segments are valid.
+        unsafe { write_at(&request.segments, at, &buf.bytes()[skip..skip + len]) };
     }
 }
