@@ -49,6 +49,7 @@ pub mod token;
 pub mod worker;
 mod zero;
 
+pub use aligned_buffer::AlignedBuffer;
 pub use changes::Changes;
 pub use counters::{BATCH_SIZES, Counter, Counters, SourceCounters};
 pub use cx::{Completed, Cx, Mark};

@@ -2,12 +2,12 @@
 
 use crate::error::{Error, of, usage};
 use crate::open::{OpenOptions, format_of};
-use fathom_core::{Disk, Op};
+use fathom_core::{AlignedBuffer, Disk, Op};
 use fathom_formats::offline::Image;
 use fathom_formats::offline::resize::Below;
 use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_formats::{Error as FormatError, Format, Result as FormatResult};
-use fathom_stack::{Ask, Client, ImageOpener, Job, KeyRing, Pages, StoredImage};
+use fathom_stack::{Ask, Client, ImageOpener, Job, KeyRing, StoredImage};
 use fathom_storage::EngineKind;
 use std::cell::RefCell;
 use std::io;
@@ -71,7 +71,7 @@ impl Backing {
                 (job, client.map_err(io::Error::other)?)
             }
         };
-        let pages = Some(Pages::new(buf.len())?);
+        let pages = Some(AlignedBuffer::try_new(buf.len())?);
         client.ask(Ask::new(Op::Read, offset, buf.len() as u64, pages));
         let answer = job.wait();
         *reader = Some((job, client));

@@ -4,8 +4,8 @@ use crate::error::Error;
 use crate::job::{Pool, Segment, State};
 use crate::progress::Progress;
 use crate::source::{Opened, Source};
-use fathom_core::{Op, is_zero};
-use fathom_stack::{Answer, Ask, Job, Pages};
+use fathom_core::{AlignedBuffer, Op, is_zero};
+use fathom_stack::{Answer, Ask, Job};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::time::Duration;
@@ -154,7 +154,7 @@ impl Difference {
 struct Pair {
     start: u64,
     len: u64,
-    read: [Option<Pages>; 2],
+    read: [Option<AlignedBuffer>; 2],
     /// Number of replies that have not arrived yet.
     awaited: u8,
 }
@@ -222,7 +222,7 @@ impl Run<'_, '_> {
             len,
             ..Pair::default()
         };
-        let mut pages = SmallVec::<[Pages; 2]>::new();
+        let mut pages = SmallVec::<[AlignedBuffer; 2]>::new();
         for _ in states.iter().filter(|state| !state.is_zero()) {
             let taken = self.pool.take().map_err(Error::memory)?;
             pages.push(taken.expect("two for each pair"));

@@ -6,11 +6,11 @@ use crate::job::{Burst, Pool, Segment, Segments, State, compressed_at_once};
 use crate::open::{OpenOptions, format_of, identity_of, open};
 use crate::progress::Progress;
 use crate::source::Opened;
-use fathom_core::{Op, is_zero};
+use fathom_core::{AlignedBuffer, Op, is_zero};
 use fathom_formats::Format;
 use fathom_formats::offline::backing::{NewBacking, set_backing};
 use fathom_formats::served::Storage;
-use fathom_stack::{Answer, Ask, Client, Job, KeyRing, Pages, StoredImage, seen_from};
+use fathom_stack::{Answer, Ask, Client, Job, KeyRing, StoredImage, seen_from};
 use fathom_storage::{Cache, Location};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -253,7 +253,7 @@ impl Run<'_> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    fn take_pages(&mut self) -> Result<Pages, Error> {
+    fn take_pages(&mut self) -> Result<AlignedBuffer, Error> {
         loop {
             if let Some(pages) = self.pool.take().map_err(Error::memory)? {
                 return Ok(pages);
@@ -347,7 +347,12 @@ impl Run<'_> {
     }
 
     /// Writes old data to the image that differs in the new backing file, and waits for completion.
-    fn write(&self, offset: u64, part: Range<usize>, old: Pages) -> Result<Pages, Error> {
+    fn write(
+        &self,
+        offset: u64,
+        part: Range<usize>,
+        old: AlignedBuffer,
+    ) -> Result<AlignedBuffer, Error> {
         let ask = self.ask_to_write(offset, part, old);
         let len = ask.len;
         let answer = self.job.answer_to(self.image, ask);
@@ -359,14 +364,19 @@ impl Run<'_> {
 
     /// Like [`Run::write`], but does not wait. Used for compressed pieces, which are written as a
     /// whole. The reply returns the buffer.
-    fn write_later(&mut self, offset: u64, part: Range<usize>, old: Pages) -> Option<Pages> {
+    fn write_later(
+        &mut self,
+        offset: u64,
+        part: Range<usize>,
+        old: AlignedBuffer,
+    ) -> Option<AlignedBuffer> {
         let ask = self.ask_to_write(offset, part, old);
         self.in_flight += 1;
         self.burst.push(self.image, ask);
         None
     }
 
-    fn ask_to_write(&self, offset: u64, part: Range<usize>, old: Pages) -> Ask {
+    fn ask_to_write(&self, offset: u64, part: Range<usize>, old: AlignedBuffer) -> Ask {
         let len = (part.end - part.start) as u64;
         let op = match is_zero(&old.bytes()[part.clone()]) {
             true => Op::WriteZeroes,

@@ -9,8 +9,8 @@ use crate::source::located;
 use crate::stream;
 use crate::stripes::{depth, start_of};
 use fathom_archive::{Image, Manifest};
-use fathom_core::Op;
-use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_core::{AlignedBuffer, Op};
+use fathom_stack::{Answer, Ask, Client, Job};
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -200,7 +200,7 @@ impl Run<'_, '_> {
     }
 
     /// Writes the next run of a stripe.
-    fn go_on(&mut self, tag: usize, mut part: Part, pages: Pages) {
+    fn go_on(&mut self, tag: usize, mut part: Part, pages: AlignedBuffer) {
         while part.written < part.len {
             let left = &pages.bytes()[part.written as usize..part.len as usize];
             let at = part.start + part.written;

@@ -7,9 +7,9 @@ use crate::job::WriteBehind;
 use crate::open::{OpenOptions, identity_of, open_bare};
 use crate::progress::Progress;
 use crate::target::{Target, parent};
-use fathom_core::{Disk, Op};
+use fathom_core::{AlignedBuffer, Disk, Op};
 use fathom_formats::offline::create::Preallocation;
-use fathom_stack::{Ask, Client, Job, KeyRing, Pages, seen_from};
+use fathom_stack::{Ask, Client, Job, KeyRing, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -230,7 +230,7 @@ fn write_zeroes(
     let mut pages = match limits {
         Some(_) => None,
         None => {
-            let mut pages = Pages::new(ZEROES).map_err(Error::memory)?;
+            let mut pages = AlignedBuffer::try_new(ZEROES).map_err(Error::memory)?;
             pages.bytes_mut().fill(0);
             Some(pages)
         }

@@ -5,11 +5,11 @@ use crate::error::{Error, usage};
 use crate::job::{Segment, Segments, State};
 use crate::open::{OpenOptions, open_bare};
 use crate::stream;
-use fathom_core::Op;
 use fathom_core::extents::extents;
+use fathom_core::{AlignedBuffer, Op};
 use fathom_formats::Format;
 use fathom_formats::served::{Host, MapExtent, Storage};
-use fathom_stack::{Ask, Client, Job, Pages, StoredImage};
+use fathom_stack::{Ask, Client, Job, StoredImage};
 use fathom_storage::{EngineKind, Location};
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -300,7 +300,7 @@ pub(crate) struct Asked<'a> {
     needed: Option<&'a Path>,
     left: Range<u64>,
     known: Vec<Segment>,
-    pages: Option<Pages>,
+    pages: Option<AlignedBuffer>,
 }
 
 impl<'a> Asked<'a> {
@@ -315,7 +315,7 @@ impl<'a> Asked<'a> {
             needed: None,
             left,
             known: Vec::new(),
-            pages: Some(Pages::new(ANSWER).map_err(Error::memory)?),
+            pages: Some(AlignedBuffer::try_new(ANSWER).map_err(Error::memory)?),
         })
     }
 

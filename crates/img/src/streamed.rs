@@ -6,10 +6,10 @@ use crate::progress::Progress;
 use crate::sink::{TargetOptions, size_for};
 use crate::source::Opened;
 use crate::stream;
-use fathom_core::Op;
+use fathom_core::{AlignedBuffer, Op};
 use fathom_formats::Format;
 use fathom_formats::offline::create::Contents;
-use fathom_stack::{Answer, Ask, Job, Pages};
+use fathom_stack::{Answer, Ask, Job};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -112,7 +112,7 @@ struct Output {
     begun: u64,
     done: u64,
     /// Pieces that wait for earlier ones, by number: length, and data. `None` stands for zeroes.
-    waiting: BTreeMap<u64, (u64, Option<Pages>)>,
+    waiting: BTreeMap<u64, (u64, Option<AlignedBuffer>)>,
     pace: Pace,
 }
 
@@ -209,7 +209,7 @@ impl Output {
                 let number = self.begun;
                 self.begun += 1;
                 if state == State::Data {
-                    let pages = Pages::new(PIECE as usize).map_err(Error::memory)?;
+                    let pages = AlignedBuffer::try_new(PIECE as usize).map_err(Error::memory)?;
                     source.client.ask(Ask {
                         tag: number,
                         ..Ask::new(Op::Read, at, len, Some(pages))
@@ -251,12 +251,12 @@ impl Output {
         &mut self,
         number: u64,
         len: u64,
-        pages: Option<Pages>,
+        pages: Option<AlignedBuffer>,
         progress: &mut Progress<'_>,
     ) -> Result<(), Error> {
         self.waiting.insert(number, (len, pages));
         while let Some((len, pages)) = self.waiting.remove(&self.done) {
-            let bytes = pages.as_ref().map_or(&ZEROES[..], Pages::bytes);
+            let bytes = pages.as_ref().map_or(&ZEROES[..], AlignedBuffer::bytes);
             self.write(&bytes[..len as usize])?;
             self.done += 1;
             progress.add(len);

@@ -6,8 +6,8 @@ use crate::job::{Pool, Segments, State};
 use crate::progress::Progress;
 use crate::source::Opened;
 use fathom_archive::{Hash, Manifest, Put, Writer};
-use fathom_core::{Op, is_zero};
-use fathom_stack::{Answer, Ask, Job, Pages};
+use fathom_core::{AlignedBuffer, Op, is_zero};
+use fathom_stack::{Answer, Ask, Job};
 use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(crate) struct Striped {
 
 /// A buffer with the bytes of a stripe.
 pub(crate) struct Filled {
-    pages: Pages,
+    pages: AlignedBuffer,
     len: usize,
 }
 
@@ -247,7 +247,7 @@ impl Run<'_, '_> {
     }
 
     /// Starts reading the next stripe that has data. Returns `false` if there is none.
-    fn begin(&mut self, plan: &mut Plan<'_>, mut pages: Pages) -> Result<bool, Error> {
+    fn begin(&mut self, plan: &mut Plan<'_>, mut pages: AlignedBuffer) -> Result<bool, Error> {
         while let Some((index, data)) = plan.next()? {
             let Some(left) = data else {
                 self.progress.add(self.frame.len_of(index) as u64);
@@ -269,7 +269,7 @@ impl Run<'_, '_> {
     }
 
     /// Reads the next piece of a stripe or, when it is complete, starts hashing or storing it.
-    fn go_on(&mut self, tag: usize, part: Part, pages: Pages) {
+    fn go_on(&mut self, tag: usize, part: Part, pages: AlignedBuffer) {
         let Part { index, left } = part.clone();
         if !left.is_empty() {
             self.parts[tag] = Some(part);

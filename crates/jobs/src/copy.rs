@@ -1,8 +1,8 @@
 //! Copies the marked ranges of one disk to another.
 
 use fathom_core::extents::extents;
-use fathom_core::{Changes, Op, RangeLimits, is_zero};
-use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_core::{AlignedBuffer, Changes, Op, RangeLimits, is_zero};
+use fathom_stack::{Answer, Ask, Client, Job};
 use fathom_units::cause;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -141,7 +141,7 @@ struct Slice {
     in_flight: usize,
     large: usize,
     /// Free buffers: for small pieces, and for large ones.
-    free: [Vec<Pages>; 2],
+    free: [Vec<AlignedBuffer>; 2],
     copied: u64,
     failure: Option<Failure>,
 }
@@ -151,15 +151,15 @@ impl Slice {
         self.in_flight < DEPTH && self.large < LARGE_DEPTH
     }
 
-    fn memory(&mut self, len: u64) -> io::Result<Pages> {
+    fn memory(&mut self, len: u64) -> io::Result<AlignedBuffer> {
         let is_large = len > SMALL;
         self.large += usize::from(is_large);
         let pages = self.free[usize::from(is_large)].pop();
         let size = if is_large { PIECE } else { SMALL };
-        pages.map_or_else(|| Pages::new(size as usize), Ok)
+        pages.map_or_else(|| AlignedBuffer::try_new(size as usize), Ok)
     }
 
-    fn give_back(&mut self, pages: Pages, len: u64) {
+    fn give_back(&mut self, pages: AlignedBuffer, len: u64) {
         let is_large = len > SMALL;
         self.large -= usize::from(is_large);
         self.free[usize::from(is_large)].push(pages);
@@ -248,7 +248,8 @@ impl Copy<'_> {
         if end < range.end {
             slice.runs.push_front((end..range.end, true));
         }
-        let pages = Pages::new(ANSWER).map_err(|error| format!("no memory: {}", cause(error)))?;
+        let pages = AlignedBuffer::try_new(ANSWER)
+            .map_err(|error| format!("no memory: {}", cause(error)))?;
         let ask = Ask::new(Op::BlockStatus, range.start, end - range.start, Some(pages));
         let Answer { ask, errno, .. } = self.job.answer_to(self.source, ask);
         if errno != 0 {

@@ -1,6 +1,5 @@
 //! A client of a disk within this process: a request source controlled by a thread.
 
-use crate::pages::Pages;
 use fathom_core::{
     AlignedBuffer, Broken, Cx, Disk, DiskError, DiskInfo, EventNotifier, Op, Owner, Polling,
     Request, RequestId, Source, SourceId, Wire, WorkerHandle, WorkerOptions,
@@ -30,14 +29,14 @@ pub struct Ask {
     /// Whether write zeroes may deallocate the range.
     pub unmap: bool,
     /// The buffer for the data: `len` bytes from `skip` on; for [`Op::BlockStatus`] all of it.
-    pub pages: Option<Pages>,
+    pub pages: Option<AlignedBuffer>,
     pub skip: usize,
     /// A value for the caller's use, returned in the reply.
     pub tag: u64,
 }
 
 impl Ask {
-    pub fn new(op: Op, offset: u64, len: u64, pages: Option<Pages>) -> Ask {
+    pub fn new(op: Op, offset: u64, len: u64, pages: Option<AlignedBuffer>) -> Ask {
         Ask {
             op,
             offset,

@@ -58,7 +58,6 @@ pub use keys::{KeyRing, KeySource};
 pub use layer::{make_layer, name_from};
 pub use marking::MarkedImage;
 pub use missing::Missing;
-pub use pages::Pages;
 pub use past::Past;
 pub use pools::{PoolOptions, Pools};
 pub use stack::{Error, Hold, Stack, Unserved, check_raw, open_below, open_unserved};

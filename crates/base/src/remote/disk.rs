@@ -1,8 +1,8 @@
 //! Images on other kinds of storage: an NBD server, Ceph, or a file.
 
 use crate::problem::Problem;
-use fathom_core::{Disk, Op};
-use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_core::{AlignedBuffer, Disk, Op};
+use fathom_stack::{Answer, Ask, Client, Job};
 use fathom_storage::cached::CacheTerms;
 use fathom_storage::{Cache, EngineKind, Location, OpenOptions};
 use fathom_units::{Timeout, cause};
@@ -68,7 +68,7 @@ impl RemoteDisk {
         let away = |text: String| Problem::Away(text);
         // Reads must consist of whole sectors. Bytes beyond the end of the image read as zeroes.
         let whole = len.next_multiple_of(512);
-        let pages = Pages::new(whole as usize).map_err(|error| away(cause(error)))?;
+        let pages = AlignedBuffer::try_new(whole as usize).map_err(|error| away(cause(error)))?;
         let tag = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         waiting(&self.waiting).insert(tag, sender);

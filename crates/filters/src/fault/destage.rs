@@ -1,7 +1,7 @@
 //! Writes cached sectors to the disk below.
 
 use super::cache::{Cache, Run, SECTOR};
-use crate::buffer::Buffer;
+use fathom_core::AlignedBuffer;
 use fathom_core::{Channel, Cx, Op, Owner, RequestId};
 use std::io;
 use std::ops::Range;
@@ -29,7 +29,7 @@ struct Work {
     /// Selects the sectors that are on the disk below when the destage ends.
     written: Box<dyn Fn(u64) -> bool>,
     runs: Vec<Run>,
-    in_flight: Vec<(RequestId, Option<Buffer>)>,
+    in_flight: Vec<(RequestId, Option<AlignedBuffer>)>,
     errno: i32,
 }
 
@@ -116,7 +116,7 @@ impl Destage {
         cx: &mut Cx,
         below: &mut dyn Channel,
         child: RequestId,
-        buffer: Option<Buffer>,
+        buffer: Option<AlignedBuffer>,
     ) {
         let work = self.work.as_mut().expect("it is under way");
         work.in_flight.push((child, buffer));
@@ -131,7 +131,7 @@ impl Destage {
             }
             let Some(run) = work.runs.pop() else { return };
             let len = run.data.len();
-            let mut buffer = Buffer::new(len);
+            let mut buffer = AlignedBuffer::new(len);
             buffer.bytes_mut().copy_from_slice(&run.data);
             let start = run.first * SECTOR as u64;
             let child = self.child(cx, Op::Write, start..start + len as u64);

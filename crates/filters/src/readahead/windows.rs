@@ -10,7 +10,7 @@ use std::io;
 struct Window {
     offset: u64,
     len: u64,
-    buffer: Buffer,
+    buffer: AlignedBuffer,
     seen: Seen,
     /// The child that fills the window.
     filling: Option<RequestId>,
@@ -93,7 +93,7 @@ impl Windows {
         let Some(seen) = regions.look(offset, len).filter(|_| len > 0) else {
             return 0;
         };
-        let Some(mut buffer) = self.room(most, size) else {
+        let Some(buffer) = self.room(most, size) else {
             return 0;
         };
         let Some(child) = cx.slab.take() else {
@@ -122,18 +122,18 @@ impl Windows {
     }
 
     /// Returns a buffer of `size` bytes: a new one, or that of the least recently used window.
-    fn room(&mut self, most: usize, size: u64) -> Option<Buffer> {
+    fn room(&mut self, most: usize, size: u64) -> Option<AlignedBuffer> {
         // The number and size of windows may have changed.
         while self.windows.len() > most {
             self.take_oldest()?;
         }
         if self.windows.len() < most {
-            return Some(Buffer::new(size as usize));
+            return Some(AlignedBuffer::new(size as usize));
         }
         let buffer = self.take_oldest()?.buffer;
         match buffer.len() == size as usize {
             true => Some(buffer),
-            false => Some(Buffer::new(size as usize)),
+            false => Some(AlignedBuffer::new(size as usize)),
         }
     }
 

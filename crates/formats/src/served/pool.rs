@@ -1,9 +1,8 @@
 //! Buffers for I/O, aligned for O_DIRECT.
 
+use fathom_core::AlignedBuffer;
 use libc::iovec;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
-use std::ptr::NonNull;
 use std::rc::Rc;
 
 const ALIGN: usize = 4096;
@@ -20,71 +19,47 @@ const SIZES: usize = (MAX_KEPT / ALIGN).ilog2() as usize + 1;
 
 /// One worker's free buffers.
 #[derive(Default)]
-pub(super) struct Pool([RefCell<Vec<Memory>>; SIZES]);
+pub(super) struct Pool([RefCell<Vec<AlignedBuffer>>; SIZES]);
 
 impl Pool {
     /// Returns a buffer of `len` bytes with unspecified contents.
     pub(super) fn take(self: &Rc<Self>, len: usize) -> Buf {
         let kept = self.kept(len).and_then(|kept| kept.borrow_mut().pop());
         Buf {
-            memory: kept.or_else(|| Some(Memory::new(len))),
+            memory: kept.or_else(|| Some(allocate(len))),
             len,
             pool: Some(self.clone()),
         }
     }
 
-    fn kept(&self, len: usize) -> Option<&RefCell<Vec<Memory>>> {
+    fn kept(&self, len: usize) -> Option<&RefCell<Vec<AlignedBuffer>>> {
         let size = len.max(ALIGN).next_power_of_two();
         self.0.get((size / ALIGN).ilog2() as usize)
     }
 
-    fn put(&self, memory: Memory) {
-        if let Some(kept) = self.kept(memory.layout.size())
-            && kept.borrow().len() < KEPT.min(KEPT_BYTES / memory.layout.size())
+    fn put(&self, memory: AlignedBuffer) {
+        if let Some(kept) = self.kept(memory.len())
+            && kept.borrow().len() < KEPT.min(KEPT_BYTES / memory.len())
         {
             kept.borrow_mut().push(memory);
         }
     }
 }
 
-/// An allocation whose bytes are initialised.
-struct Memory {
-    base: NonNull<u8>,
-    layout: Layout,
+/// Allocates a buffer of at least `len` bytes, whose size is one that the pool keeps.
+fn allocate(len: usize) -> AlignedBuffer {
+    AlignedBuffer::new(len.max(ALIGN).next_power_of_two())
 }
-
-impl Memory {
-    fn new(len: usize) -> Memory {
-        let size = len.max(ALIGN).next_power_of_two();
-        let layout = Layout::from_size_align(size, ALIGN);
-        let layout = layout.expect("requests and tables are small");
-        // SAFETY: the layout's size is not 0.
-        let base = unsafe { alloc_zeroed(layout) };
-        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
-        Memory { base, layout }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
-    }
-}
-
-// SAFETY: this value alone owns the allocation, like a Box.
-unsafe impl Send for Memory {}
 
 /// A buffer without a pool, which may be sent to another thread.
 pub(super) struct Loose {
-    memory: Memory,
+    memory: AlignedBuffer,
     len: usize,
 }
 
 impl Loose {
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: this value owns the memory, which is initialised.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.base.as_ptr(), self.len) }
+        &mut self.memory.bytes_mut()[..self.len]
     }
 
     /// Returns the buffer, whose memory goes back to this pool when it is dropped.
@@ -100,7 +75,7 @@ impl Loose {
 /// A buffer to read into or to write from.
 pub(super) struct Buf {
     /// `Some`, except while the buffer is dropped.
-    memory: Option<Memory>,
+    memory: Option<AlignedBuffer>,
     len: usize,
     /// Pool that the memory goes back to.
     pool: Option<Rc<Pool>>,
@@ -110,7 +85,7 @@ impl Buf {
     /// Creates a buffer of zeroes.
     pub(super) fn new(len: usize) -> Buf {
         Buf {
-            memory: Some(Memory::new(len)),
+            memory: Some(allocate(len)),
             len,
             pool: None,
         }
@@ -124,28 +99,23 @@ impl Buf {
         }
     }
 
-    fn base(&self) -> *mut u8 {
-        let memory = self.memory.as_ref();
-        memory.expect("it is not being dropped").base.as_ptr()
+    fn memory(&self) -> &AlignedBuffer {
+        self.memory.as_ref().expect("it is not being dropped")
     }
 
+    /// Returns the bytes. Operations that write to them own the buffer until they are complete.
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: this value owns the memory, which is initialised. Operations that write to it own
-        // the buffer until they are complete.
-        unsafe { std::slice::from_raw_parts(self.base(), self.len) }
+        &self.memory().bytes()[..self.len]
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; in addition, the caller has exclusive access.
-        unsafe { std::slice::from_raw_parts_mut(self.base(), self.len) }
+        let memory = self.memory.as_mut().expect("it is not being dropped");
+        &mut memory.bytes_mut()[..self.len]
     }
 
     /// Returns the whole buffer as an iovec.
     pub(super) fn iovec(&self) -> iovec {
-        iovec {
-            iov_base: self.base().cast(),
-            iov_len: self.len,
-        }
+        self.memory().iovec(self.len)
     }
 }
 

@@ -3,7 +3,8 @@
 use super::{Burst, Pool, Segment, State, WriteBehind, run_of};
 use crate::error::{Error, Moving};
 use crate::progress::Progress;
-use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_core::AlignedBuffer;
+use fathom_stack::{Answer, Ask, Client, Job};
 use fathom_trace::Op;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -220,7 +221,7 @@ impl Run<'_, '_> {
         }
     }
 
-    fn read(&mut self, tag: u64, piece: Piece, pages: Pages) {
+    fn read(&mut self, tag: u64, piece: Piece, pages: AlignedBuffer) {
         let len = piece.step.min(piece.len - piece.read);
         self.in_flight += 1;
         self.copy.source.ask(Ask {
@@ -243,7 +244,7 @@ impl Run<'_, '_> {
     }
 
     /// Writes zeroes to the target. With `pages`, the write belongs to the piece that owns them.
-    fn zero(&mut self, range: Range<u64>, pages: Option<Pages>, tag: u64) {
+    fn zero(&mut self, range: Range<u64>, pages: Option<AlignedBuffer>, tag: u64) {
         self.in_flight += 1;
         let start = self.in_target(range.start);
         self.copy.target.ask(Ask {
@@ -288,7 +289,7 @@ impl Run<'_, '_> {
     }
 
     /// Performs the next step of a piece: a read, a write, or completion.
-    fn go_on(&mut self, tag: u64, mut piece: Piece, pages: Pages) {
+    fn go_on(&mut self, tag: u64, mut piece: Piece, pages: AlignedBuffer) {
         if self.failure.is_some() {
             return self.end(tag, Some(pages));
         }
@@ -332,7 +333,14 @@ impl Run<'_, '_> {
     }
 
     /// Retries a failed read with half the length. Replaces a single unreadable sector with zeroes.
-    fn salvage(&mut self, tag: u64, mut piece: Piece, len: u64, mut pages: Pages, errno: i32) {
+    fn salvage(
+        &mut self,
+        tag: u64,
+        mut piece: Piece,
+        len: u64,
+        mut pages: AlignedBuffer,
+        errno: i32,
+    ) {
         if len > 512 {
             piece.step = (len / 2).next_multiple_of(512);
         } else {
@@ -355,7 +363,7 @@ impl Run<'_, '_> {
         self.failure.get_or_insert(error);
     }
 
-    fn end(&mut self, tag: u64, pages: Option<Pages>) {
+    fn end(&mut self, tag: u64, pages: Option<AlignedBuffer>) {
         self.pieces[tag as usize] = None;
         if let Some(pages) = pages {
             self.pool.put(pages);

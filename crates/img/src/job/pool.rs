@@ -1,13 +1,13 @@
 //! A pool with a fixed maximum number of buffers.
 
-use fathom_stack::Pages;
+use fathom_core::AlignedBuffer;
 use std::io;
 
 /// Buffers of one size, each allocated when it is first needed.
 #[derive(Debug)]
 pub(crate) struct Pool {
     len: usize,
-    free: Vec<Pages>,
+    free: Vec<AlignedBuffer>,
     /// Number of buffers that may still be allocated.
     left: usize,
 }
@@ -24,7 +24,7 @@ impl Pool {
 
     /// Takes a buffer, or returns `None` if all are in use. The buffer still has the contents of
     /// its previous use.
-    pub(crate) fn take(&mut self) -> io::Result<Option<Pages>> {
+    pub(crate) fn take(&mut self) -> io::Result<Option<AlignedBuffer>> {
         if let Some(pages) = self.free.pop() {
             return Ok(Some(pages));
         }
@@ -32,10 +32,10 @@ impl Pool {
             return Ok(None);
         }
         self.left -= 1;
-        Pages::new(self.len).map(Some)
+        AlignedBuffer::try_new(self.len).map(Some)
     }
 
-    pub(crate) fn put(&mut self, pages: Pages) {
+    pub(crate) fn put(&mut self, pages: AlignedBuffer) {
         self.free.push(pages);
     }
 }

@@ -1,8 +1,8 @@
 //! Copies original data to the scratch file before users overwrite it.
 
 use super::terms::Failed;
-use fathom_core::{Op, is_zero};
-use fathom_stack::{Answer, Ask, Client, Job, Pages, Past, block_of};
+use fathom_core::{AlignedBuffer, Op, is_zero};
+use fathom_stack::{Answer, Ask, Client, Job, Past, block_of};
 use fathom_units::{Size, cause};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -57,7 +57,11 @@ impl Keeper {
         }
     }
 
-    fn keep_all(&mut self, wanted: Vec<Range<u64>>, free: &mut Vec<Pages>) -> Result<(), String> {
+    fn keep_all(
+        &mut self,
+        wanted: Vec<Range<u64>>,
+        free: &mut Vec<AlignedBuffer>,
+    ) -> Result<(), String> {
         let most = PIECE.max(block_of(self.past.size()));
         let pieces = wanted.into_iter().flat_map(|range| pieces(range, most));
         let mut pieces: VecDeque<_> = pieces.collect();
@@ -67,7 +71,10 @@ impl Keeper {
                 && outcome.is_ok()
                 && let Some(piece) = pieces.pop_front()
             {
-                match free.pop().map_or_else(|| Pages::new(most as usize), Ok) {
+                match free
+                    .pop()
+                    .map_or_else(|| AlignedBuffer::try_new(most as usize), Ok)
+                {
                     Ok(pages) => {
                         let len = piece.end - piece.start;
                         self.disk

@@ -1,8 +1,8 @@
 //! Finds where a different backing image would change the disk.
 
 use fathom_core::extents::extents;
-use fathom_core::{Op, Status};
-use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_core::{AlignedBuffer, Op, Status};
+use fathom_stack::{Answer, Ask, Client, Job};
 use fathom_units::cause;
 use std::io;
 use std::ops::Range;
@@ -66,7 +66,7 @@ impl Compare<'_> {
             return Ok((true, range.end));
         }
         let end = range.end.min(range.start + ASKED).min(size);
-        let pages = Some(Pages::new(ANSWER).map_err(|error| side.failed(error))?);
+        let pages = Some(AlignedBuffer::try_new(ANSWER).map_err(|error| side.failed(error))?);
         let ask = Ask::new(Op::BlockStatus, range.start, end - range.start, pages);
         let pages = self.answered(side, ask, stop)?;
         let first = extents(pages.bytes()).next();
@@ -80,9 +80,9 @@ impl Compare<'_> {
         side: &Side<'_>,
         range: Range<u64>,
         stop: &dyn Fn() -> bool,
-    ) -> Result<Pages, Halt> {
+    ) -> Result<AlignedBuffer, Halt> {
         // New pages are zeroed.
-        let pages = Pages::new(BLOCK as usize).map_err(|error| side.failed(error))?;
+        let pages = AlignedBuffer::try_new(BLOCK as usize).map_err(|error| side.failed(error))?;
         let end = range.end.min(side.disk.info().size);
         if range.start >= end {
             return Ok(pages);
@@ -91,7 +91,12 @@ impl Compare<'_> {
         self.answered(side, ask, stop)
     }
 
-    fn answered(&self, side: &Side<'_>, ask: Ask, stop: &dyn Fn() -> bool) -> Result<Pages, Halt> {
+    fn answered(
+        &self,
+        side: &Side<'_>,
+        ask: Ask,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<AlignedBuffer, Halt> {
         let answer = self.job.answer_unless(side.disk, ask, stop);
         match answer.ok_or(Halt::Stopped)? {
             Answer { ask, errno: 0, .. } => Ok(ask.pages.expect("it had some")),

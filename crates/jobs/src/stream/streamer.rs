@@ -6,9 +6,9 @@ use crate::copy::Pace;
 use crate::following::{Gone, STOPPED, Shared, Tell};
 use crate::name::Name;
 use crate::source::{InUse, Source};
-use fathom_core::{Disk, DiskError, Op};
+use fathom_core::{AlignedBuffer, Disk, DiskError, Op};
 use fathom_formats::served::{BesideDisk, ImageDisk, MapExtent};
-use fathom_stack::{Ask, Client, Job, Pages};
+use fathom_stack::{Ask, Client, Job};
 use fathom_units::cause;
 use std::io;
 use std::ops::Range;
@@ -53,7 +53,7 @@ struct Pass<'a> {
     compare: Option<Compare<'a>>,
     pace: Pace,
     in_flight: usize,
-    free: Vec<Pages>,
+    free: Vec<AlignedBuffer>,
 }
 
 impl Streamer {
@@ -198,7 +198,7 @@ impl Streamer {
         let pages = pass
             .free
             .pop()
-            .map_or_else(|| Pages::new(PIECE as usize), Ok);
+            .map_or_else(|| AlignedBuffer::try_new(PIECE as usize), Ok);
         let pages = pages.map_err(|error| format!("no memory to copy data: {}", cause(error)))?;
         let len = range.end - range.start;
         let ask = Ask::new(Op::Read, range.start, len, Some(pages));
