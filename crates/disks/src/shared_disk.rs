@@ -48,11 +48,7 @@ pub trait Guard: Send + Sync {
 
 #[derive(Default)]
 struct Users {
-    front_end: bool,
-    /// Whether a front-end has ever been attached.
-    front_end_came: bool,
-    /// Whether the front-end is attaching or detaching, and waits until clients have detached.
-    front_end_changes: bool,
+    front_end: FrontEnd,
     clients: usize,
     /// Number of jobs (backups, mirrors, streams) that read the disk; they always detach with the front-end.
     followers: usize,
@@ -65,9 +61,20 @@ struct Users {
     have_followers_leave: Option<Disconnect>,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum FrontEnd {
+    /// None has been attached so far.
+    #[default]
+    NotYet,
+    /// It is attaching or detaching, and waits until clients and followers have detached.
+    Changing,
+    Attached,
+    Detached,
+}
+
 impl Users {
     fn are_some(&self) -> bool {
-        self.front_end || self.clients + self.followers + self.jobs > 0
+        self.front_end == FrontEnd::Attached || self.clients + self.followers + self.jobs > 0
     }
 }
 
@@ -178,10 +185,7 @@ impl SharedDisk {
             activated?;
         }
         match user {
-            User::FrontEnd => {
-                users.front_end = true;
-                users.front_end_came = true;
-            }
+            User::FrontEnd => users.front_end = FrontEnd::Attached,
             User::Client => users.clients += 1,
             User::Follower => users.followers += 1,
             User::Job => users.jobs += 1,
@@ -190,12 +194,14 @@ impl SharedDisk {
     }
 
     fn are_kept_out(&self, users: &Users) -> bool {
-        if users.front_end_changes {
-            return true;
+        match users.front_end {
+            FrontEnd::NotYet => self.front_end_first,
+            FrontEnd::Changing => true,
+            FrontEnd::Attached => false,
+            FrontEnd::Detached => {
+                (self.front_end_first || self.clients_follow) && !self.clients_stay
+            }
         }
-        let needs_it = self.front_end_first || self.clients_follow && users.front_end_came;
-        let has_had_it = self.clients_stay && users.front_end_came;
-        needs_it && !users.front_end && !has_had_it
     }
 
     /// Asks all guards whether a front-end may attach. After an error, no guard counts the front-end as attached.
@@ -214,7 +220,7 @@ impl SharedDisk {
         let mut users = self.users.lock();
         match user {
             User::FrontEnd => {
-                users.front_end = false;
+                users.front_end = FrontEnd::Detached;
                 users = self.wait_for_followers(users);
                 users = match self.clients_follow {
                     true => self.wait_for_clients(users),
@@ -224,19 +230,20 @@ impl SharedDisk {
             User::Client => {
                 users.clients -= 1;
                 self.left.notify_all();
-                if users.front_end_changes {
+                if users.front_end == FrontEnd::Changing {
                     return Ok(());
                 }
             }
             User::Follower => {
                 users.followers -= 1;
                 self.left.notify_all();
-                if users.front_end_changes {
+                if users.front_end == FrontEnd::Changing {
                     return Ok(());
                 }
             }
             User::Job => {
-                if users.front_end && self.front_end_first && users.jobs == 1 {
+                if users.front_end == FrontEnd::Attached && self.front_end_first && users.jobs == 1
+                {
                     self.activate_again(&mut users)?;
                 }
                 users.jobs -= 1;
@@ -296,7 +303,7 @@ impl SharedDisk {
         count: fn(&Users) -> usize,
         how: fn(&mut Users) -> &mut Option<Disconnect>,
     ) -> MutexGuard<'a, Users> {
-        users.front_end_changes = true;
+        let front_end = std::mem::replace(&mut users.front_end, FrontEnd::Changing);
         while count(&users) > 0 {
             if let Some(leave) = how(&mut users).take() {
                 // Detaching users need the lock.
@@ -309,7 +316,7 @@ impl SharedDisk {
             // Repeated after a pause: the function may have missed a user that was just attaching.
             self.left.wait_for(&mut users, Duration::from_millis(100));
         }
-        users.front_end_changes = false;
+        users.front_end = front_end;
         users
     }
 }
@@ -342,14 +349,15 @@ impl DiskLayer for View {
         self.shared.deactivate(self.user)
     }
 
-    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        self.disk.channel(cx)
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        self.shared.resize(to)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_core::{Channel, Cx, DiskInfo};
     use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::SeqCst};
 
     /// A disk that counts its activations.

@@ -81,7 +81,7 @@ impl Following {
     pub fn status(&self) -> Status {
         let state = self.shared.state();
         let mut status = state.status.clone();
-        if state.stop && !status.phase.is_over() {
+        if state.order == Order::Stop && !status.phase.is_over() {
             status.phase = Phase::Stopping;
         }
         status
@@ -111,7 +111,7 @@ impl Following {
 
     /// Tells the job to stop. Does not wait for its end.
     pub fn begin_stop(&self) {
-        self.shared.change(|state| state.stop = true);
+        self.shared.change(|state| state.order = Order::Stop);
     }
 
     /// Ends the job. A job whose target does not respond is abandoned: its requests fail, or its
@@ -217,15 +217,39 @@ pub(crate) struct State {
     is_over: bool,
 }
 
-impl State {
-    /// Returns whether the data being copied now is the last.
-    pub(crate) fn is_last(&self) -> bool {
-        self.finish && (self.leave || self.halted)
-    }
+/// What the job was told to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Order {
+    /// Follow the disk.
+    #[default]
+    Follow,
+    /// Follow the disk; copy the remaining data and end when the virtual machine disconnects.
+    FinishOnLeave,
+    /// Copy the remaining data and end: nobody changes the disk any more.
+    Finish,
+    /// End: the copy is not wanted any more.
+    Stop,
+}
 
-    /// Returns whether the disk must be released without copying the remaining data.
-    pub(crate) fn leaves(&self) -> bool {
-        self.leave && !self.finish
+/// What the job does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Copy,
+    /// Copy the remaining data, which nobody changes any more.
+    CopyLast,
+    /// Release the disk without copying the remaining data.
+    Leave,
+    Stop,
+}
+
+impl State {
+    pub(crate) fn next(&self) -> Next {
+        match (self.order, self.leaving) {
+            (Order::Stop, _) => Next::Stop,
+            (Order::Finish, _) | (Order::FinishOnLeave, Some(_)) => Next::CopyLast,
+            (Order::Follow, Some(_)) => Next::Leave,
+            (Order::Follow | Order::FinishOnLeave, None) => Next::Copy,
+        }
     }
 }
 
@@ -250,6 +274,32 @@ impl Shared {
     pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state());
         self.changed.notify_all();
+    }
+
+    /// Tells the job to copy the remaining data and end: `now`, because nobody changes the disk any
+    /// more, or when the virtual machine disconnects.
+    pub(crate) fn finish(&self, now: bool) {
+        self.change(|state| {
+            state.order = match (state.order, now) {
+                (Order::Stop, _) => Order::Stop,
+                (Order::Finish, _) | (_, true) => Order::Finish,
+                (Order::Follow | Order::FinishOnLeave, false) => Order::FinishOnLeave,
+            };
+        });
+    }
+
+    /// Returns whether the pass over the disk must end although it has not completed its work.
+    pub(crate) fn ends_pass(&self) -> bool {
+        matches!(self.state().next(), Next::Stop | Next::Leave)
+    }
+
+    /// Cancels [`Shared::finish`].
+    pub(crate) fn go_on(&self) {
+        self.change(|state| {
+            if state.order != Order::Stop {
+                state.order = Order::Follow;
+            }
+        });
     }
 
     /// Returns a new [`Job`] whose replies are counted.
@@ -278,12 +328,14 @@ impl Shared {
     pub(crate) fn leave(&self) {
         let mut late = false;
         self.change(|state| {
-            state.leave = true;
-            let since = *state.since.get_or_insert_with(Instant::now);
-            let patience = if state.finish { FINISHING } else { LEAVING };
+            let since = *state.leaving.get_or_insert_with(Instant::now);
+            let patience = match state.next() {
+                Next::CopyLast => FINISHING,
+                Next::Copy | Next::Leave | Next::Stop => LEAVING,
+            };
             late = !self.writes && since.elapsed() > patience;
             if late && !state.is_over {
-                state.stop = true;
+                state.order = Order::Stop;
                 state.status.phase = Phase::Failed;
                 let problem = &mut state.status.problem;
                 problem.get_or_insert_with(|| LATE.into());
@@ -354,12 +406,10 @@ impl Shared {
                 Err(error) => error,
             };
             self.pause(AWAY);
-            let state = self.state();
-            if state.stop {
-                return Err(STOPPED.into());
-            }
-            if state.is_last() {
-                return Err(problem.to_string());
+            match self.state().next() {
+                Next::Stop => return Err(STOPPED.into()),
+                Next::CopyLast => return Err(problem.to_string()),
+                Next::Copy | Next::Leave => {}
             }
         }
     }
@@ -426,8 +476,8 @@ impl Shared {
 
     /// Waits for `time`, or until the job must stop, leave the disk or copy the last data.
     pub(crate) fn pause(&self, time: Duration) {
-        let idle = |state: &mut State| !state.stop && !state.leave && !state.is_last();
-        drop(self.changed.wait_timeout_while(self.state(), time, idle));
+        let idle = |state: &mut State| state.next() == Next::Copy;
+        self.changed.wait_while_for(&mut self.state(), idle, time);
     }
 
     /// Waits until the job is over. Returns false if it is not over at `deadline`.

@@ -1,6 +1,6 @@
 //! Operations on a disk's image, whether the disk is in use or not.
 
-use super::{SharedDisk, Users};
+use super::{FrontEnd, SharedDisk, Users};
 use fathom_core::{DiskError, Resize};
 
 /// Why the image must not change before its virtual machine has connected to this server.
@@ -8,7 +8,7 @@ const KNOWS_MORE: &str = "its virtual machine has not connected yet, and may kno
      image; wait until it has connected";
 
 fn knows_more(disk: &SharedDisk, users: &Users) -> bool {
-    disk.front_end_first && !users.front_end_came
+    disk.front_end_first && users.front_end == FrontEnd::NotYet
 }
 
 impl SharedDisk {
@@ -22,8 +22,11 @@ impl SharedDisk {
     /// Notes that this disk replaces `before`: a front-end that has been attached to `before` has been attached here,
     /// too.
     pub fn succeed(&self, before: &SharedDisk) {
-        let came = before.users().front_end_came;
-        self.users().front_end_came |= came;
+        let came = before.users.lock().front_end != FrontEnd::NotYet;
+        let front_end = &mut self.users.lock().front_end;
+        if came && *front_end == FrontEnd::NotYet {
+            *front_end = FrontEnd::Detached;
+        }
     }
 
     /// Resizes the disk, whether the disk is in use or not. No user attaches or detaches meanwhile.
@@ -51,7 +54,7 @@ impl SharedDisk {
 
     /// Activates the disk for the duration of `work`. The disk has no users.
     fn use_for<T>(&self, users: &Users, work: impl FnOnce() -> T) -> Result<T, DiskError> {
-        if users.front_end_changes {
+        if users.front_end == FrontEnd::Changing {
             // (The disk may still be active.)
             let problem = format!("{}: its virtual machine is disconnecting; retry", self.name);
             return Err(DiskError::Refused(problem));

@@ -104,7 +104,7 @@ impl Moving {
 
     /// Notes that the guest has no requests in flight and sends no more.
     pub fn front_end_left(&self) {
-        self.state().front_end = false;
+        self.state.lock().front_end = false;
     }
 
     /// Makes every take-over wait until it is recorded.

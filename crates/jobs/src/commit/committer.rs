@@ -3,7 +3,7 @@
 use super::terms::Terms;
 use crate::above;
 use crate::copy::{Copy, Failure, Pace};
-use crate::following::{Gone, STOPPED, Shared, Tell};
+use crate::following::{Gone, Next, STOPPED, Shared, Tell};
 use crate::source::Source;
 use fathom_core::{Changes, Disk, DiskError};
 use fathom_formats::served::{BesideDisk, ImageDisk};
@@ -51,10 +51,7 @@ impl Committer {
             client.map_err(|error: DiskError| error.to_string())
         };
         let (middle, below) = (client(&self.middle)?, client(&self.below)?);
-        let stops = || {
-            let state = self.shared.state();
-            state.stop || state.leaves()
-        };
+        let stops = || self.shared.ends_pass();
         let copy = Copy {
             job: &job,
             source: &middle,
@@ -75,22 +72,17 @@ impl Committer {
         let mut mapper = mapper.map_err(|error| error.to_string())?;
         let layers = self.below.depth() - self.middle.depth();
         if !above::mark(&mut mapper, layers, copy.stops, &todo)? {
-            return match self.shared.state().stop {
-                true => Err(STOPPED.into()),
-                false => Ok(Gone::Away),
+            return match self.shared.state().next() {
+                Next::Stop => Err(STOPPED.into()),
+                _ => Ok(Gone::Away),
             };
         }
         let mut cursor = 0;
         loop {
-            let (stop, leaves) = {
-                let state = self.shared.state();
-                (state.stop, state.leaves())
-            };
-            if stop {
-                return Err(STOPPED.into());
-            }
-            if leaves {
-                return Ok(Gone::Away);
+            match self.shared.state().next() {
+                Next::Stop => return Err(STOPPED.into()),
+                Next::Leave => return Ok(Gone::Away),
+                Next::Copy | Next::CopyLast => {}
             }
             let left = todo.changed_bytes();
             self.shared.state().status.left = left;

@@ -5,7 +5,7 @@ use super::terms::{Target, Terms};
 use super::todo;
 use crate::above;
 use crate::copy::{Copy, Failure, Pace, Speed};
-use crate::following::{Gone, Phase, STOPPED, Shared, Tell};
+use crate::following::{Gone, Next, Phase, STOPPED, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, Disk, DiskError};
 use fathom_stack::{Brake, Client, Job};
@@ -101,10 +101,7 @@ impl Follower {
         let target = job.client(self.target.clone(), engine);
         let (source, target) = (source.map_err(error)?, target.map_err(error)?);
         let shared = self.shared.clone();
-        let stops = || {
-            let state = shared.state();
-            state.stop || state.leaves()
-        };
+        let stops = || shared.ends_pass();
         let copy = Copy {
             job: &job,
             source: &source,
@@ -137,16 +134,13 @@ impl Follower {
     fn copy_on(&mut self, copy: Copy<'_>, job: &Job, target: &Client) -> Result<Gone, String> {
         let mut speed = Speed::default();
         loop {
-            let (stop, leaves, is_last) = {
-                let state = self.shared.state();
-                (state.stop, state.leaves(), state.is_last())
+            let next = self.shared.state().next();
+            let is_last = match next {
+                Next::Stop => return Err(STOPPED.into()),
+                Next::Leave => return Ok(Gone::Away),
+                Next::Copy => false,
+                Next::CopyLast => true,
             };
-            if stop {
-                return Err(STOPPED.into());
-            }
-            if leaves {
-                return Ok(Gone::Away);
-            }
             self.check_disk()?;
             // The rate is suspended at the end, because users wait.
             copy.pace.set_free(is_last);

@@ -7,7 +7,8 @@ use crate::following::{ABANDONED, Following, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, DiskError, ThreadKind, thread_starts};
 use fathom_units::{Size, cause};
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A mirror of a disk.
@@ -109,7 +110,7 @@ impl Mirror {
 
     /// Tells the mirror to copy the remaining data when the virtual machine disconnects.
     pub fn begin_finish(&self) {
-        self.following.shared.change(|state| state.finish = true);
+        self.following.shared.finish(false);
     }
 
     /// Copies the remaining data after the caller has stopped all changes of the disk.
@@ -120,10 +121,7 @@ impl Mirror {
     /// A message for the user: the mirror has failed, or the deadline has passed. In the latter
     /// case copying continues.
     pub fn finish(&self, deadline: Instant) -> Result<(), String> {
-        self.following.shared.change(|state| {
-            state.finish = true;
-            state.halted = true;
-        });
+        self.following.shared.finish(true);
         match self.following.shared.wait(deadline) {
             false => Err("the remaining data could not be copied in time".into()),
             true => self.following.status().problem.map_or(Ok(()), Err),
@@ -132,9 +130,6 @@ impl Mirror {
 
     /// Cancels [`Mirror::finish`] or [`Mirror::begin_finish`], unless the mirror has finished.
     pub fn go_on(&self) {
-        self.following.shared.change(|state| {
-            state.finish = false;
-            state.halted = false;
-        });
+        self.following.shared.go_on();
     }
 }

@@ -3,7 +3,7 @@
 use super::compare::{Compare, Side};
 use super::terms::{Below, Terms};
 use crate::copy::Pace;
-use crate::following::{Gone, STOPPED, Shared, Tell};
+use crate::following::{Gone, Next, STOPPED, Shared, Tell};
 use crate::name::Name;
 use crate::source::{InUse, Source};
 use fathom_core::{AlignedBuffer, Disk, DiskError, Op};
@@ -108,7 +108,7 @@ impl Streamer {
         match passed.and(ended) {
             Ok(()) => self.name_below(&job, &beside).map(|()| Gone::Done),
             Err(Halt::Problem(problem)) => Err(problem),
-            Err(Halt::Asked) if self.shared.state().stop => {
+            Err(Halt::Asked) if self.shared.state().next() == Next::Stop => {
                 // Dropping the clients ends all requests to the disk's own images. Only reads of
                 // the other image may remain. Nobody waits for them, since that image is not the
                 // disk's.
@@ -130,8 +130,7 @@ impl Streamer {
     }
 
     fn check(&self) -> Result<(), Halt> {
-        let state = self.shared.state();
-        match state.stop || state.leaves() {
+        match self.shared.ends_pass() {
             true => Err(Halt::Asked),
             false => Ok(()),
         }
