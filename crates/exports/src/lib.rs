@@ -1,7 +1,6 @@
 //! Serves disks to clients over vhost-user-blk and NBD.
 
 pub mod nbd;
-mod signal;
 pub mod vhost_user;
 mod watch;
 

@@ -22,7 +22,6 @@
 //! - `cow` is not a layer: its overlay is an image of the backing chain.
 
 mod about;
-mod buffer;
 mod cow;
 mod delay;
 mod fault;
@@ -37,7 +36,6 @@ mod random;
 mod readahead;
 mod readonly;
 mod registry;
-mod segments;
 mod spec;
 mod throttle;
 mod values;

@@ -6,7 +6,7 @@ use fathom_lab::experiment::runner::Runner;
 use fathom_lab::experiment::{Context, Order, find};
 use fathom_limiter::{Verdict, judge};
 use fathom_run::Run;
-use fathom_testing::decide;
+use fathom_testing::{decide, outrank_other_programs};
 use fathom_tests::fathom;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -32,6 +32,8 @@ fn through(filter: &str) -> Verdict {
 
 #[test]
 fn a_filter_that_holds_requests_is_named() {
+    // A guest that waits for a CPU for longer than the filter holds its requests is limited by that.
+    outrank_other_programs();
     for (filter, name) in [
         ("throttle:iops-total=50", "throttle"),
         ("delay:read=20ms", "delay"),

@@ -199,12 +199,13 @@ fn in_use(address: &Address, by: String) -> ListenError {
 
 fn listen_tcp(address: &Address, host: &str, port: u16) -> Result<Vec<Listener>, ListenError> {
     if host.is_empty() {
-        // IPv6 including IPv4, or IPv4 only if that fails, as it does without IPv6.
+        // IPv6 including IPv4, or IPv4 only on a machine without IPv6.
         let all = |ip: &str| SocketAddr::new(ip.parse().expect("an address"), port);
-        let one = bind_tcp(address, all("::"), false);
-        return Ok(vec![
-            one.or_else(|_| bind_tcp(address, all("0.0.0.0"), false))?,
-        ]);
+        let one = bind_tcp(address, all("::"), false).or_else(|error| match error {
+            ListenError::AddressInUse { .. } => Err(error),
+            _ => bind_tcp(address, all("0.0.0.0"), false),
+        });
+        return Ok(vec![one?]);
     }
     let found = (host, port)
         .to_socket_addrs()

@@ -17,6 +17,7 @@
 //! The wire format is in `fathom-nbd`. "proto.md" in comments is doc/proto.md of the
 //! NetworkBlockDevice project, with its extension EXTENDED_HEADERS.
 
+mod admission;
 pub mod connection;
 mod export;
 #[cfg(feature = "testing")]

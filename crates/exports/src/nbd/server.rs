@@ -344,7 +344,9 @@ impl Host for Entered {
     }
 
     fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied> {
-        self.shared.wait_for_release();
+        if !self.shared.admission.wait() {
+            return Err(Denied::Stopping);
+        }
         let (admitted, export) = loop {
             let export = self.shared.wait_for_export(export);
             let export = export.ok_or(Denied::Stopping)?;

@@ -91,14 +91,31 @@ impl Choice {
         if !self.operations[request.op as usize] || !self.touches(request) {
             return false;
         }
-        let moved = history.bytes.fetch_add(request.len, Relaxed);
-        if self.after > 0 && moved.saturating_add(request.len) <= self.after {
-            return false;
-        }
-        let number = history.requests.fetch_add(1, Relaxed);
-        if !self.falls_on(number) {
-            return false;
-        }
+        self.is_after(history, request.len)
+            && self.falls_on(history.requests.fetch_add(1, Relaxed))
+            && self.has_left(history)
+    }
+
+    /// Returns whether a read is affected, and counts it unless it is counted already. Its sectors are chosen one by one
+    /// ([`Choice::takes_sector`]).
+    pub(super) fn takes_sectors_of(
+        &self,
+        history: &History,
+        read: &Request,
+        is_counted: bool,
+    ) -> bool {
+        let len = if is_counted { 0 } else { read.len };
+        self.operations[Op::Read as usize] && self.touches(read) && self.is_after(history, len)
+    }
+
+    /// Counts `len` bytes, and returns whether enough were moved for faults to begin.
+    fn is_after(&self, history: &History, len: u64) -> bool {
+        let moved = history.bytes.fetch_add(len, Relaxed);
+        self.after == 0 || moved.saturating_add(len) > self.after
+    }
+
+    /// Counts a fault, and returns whether it is one of the first `count`.
+    fn has_left(&self, history: &History) -> bool {
         self.count == 0 || history.chosen.fetch_add(1, Relaxed) < self.count
     }
 
@@ -111,13 +128,11 @@ impl Choice {
         request.op == Op::Flush || request.offset < range.end && end > range.start
     }
 
-    /// Returns whether a read of this sector is affected.
-    pub(super) fn takes_sector(&self, sector: u64) -> bool {
+    /// Returns whether this sector of an affected read is affected, and counts it.
+    pub(super) fn takes_sector(&self, history: &History, sector: u64) -> bool {
         let start = sector * 512;
         let in_range = |range: &Range<u64>| start < range.end && start + 512 > range.start;
-        self.operations[Op::Read as usize]
-            && self.range.as_ref().is_none_or(in_range)
-            && self.falls_on(sector)
+        self.range.as_ref().is_none_or(in_range) && self.falls_on(sector) && self.has_left(history)
     }
 
     /// Draws with the configured probability. The result is always the same for the same number and

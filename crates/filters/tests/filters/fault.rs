@@ -73,6 +73,23 @@ fn corrupted_reads_are_always_corrupted_alike() {
 }
 
 #[test]
+fn reads_are_corrupted_so_many_times_and_after_so_much() {
+    let bed = Bed::new(&["fault:corrupt=yes,count=3"], 1);
+    let mut peer = bed.peer();
+    let truth = bed.bytes();
+    let mut corrupted = |at: usize, len: usize| {
+        let data = peer.do_it(Ask::read(at as u64, len)).data;
+        let sectors = data.chunks(512).zip(truth[at..at + len].chunks(512));
+        sectors.filter(|(read, right)| read != right).count()
+    };
+    assert_eq!(corrupted(0, 1024), 2);
+    assert_eq!(corrupted(0, 4096), 1);
+    assert_eq!(corrupted(0, 4096), 0);
+    bed.set(0, &[("count", ""), ("after", "8k")]).unwrap();
+    assert_eq!([0; 3].map(|_| corrupted(0, 4096)), [0, 0, 8]);
+}
+
+#[test]
 fn what_hangs_goes_on_when_it_is_released() {
     let bed = Bed::new(&["fault:hang=yes,op=write"], 1);
     let mut peer = bed.peer();

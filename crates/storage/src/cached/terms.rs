@@ -65,7 +65,7 @@ impl FromStr for FetchRate {
         match text {
             "off" => Ok(FetchRate(0)),
             text => match parse_size(text)? {
-                0 => Err("0 bytes a second; write 'off' for no limit".into()),
+                0 => Err("0 bytes a second; write 'off' to fetch only what is read".into()),
                 rate => Ok(FetchRate(rate)),
             },
         }

@@ -323,8 +323,11 @@ impl Engine for IoUring {
 
     fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId> {
         let id = self.files.add(file.as_raw_fd());
-        if id.0 < self.fixed_files {
-            self.ring.update_file(id.0, file.as_raw_fd())?;
+        if id.0 < self.fixed_files
+            && let Err(error) = self.ring.update_file(id.0, file.as_raw_fd())
+        {
+            self.files.remove(id);
+            return Err(error);
         }
         Ok(id)
     }

@@ -81,7 +81,11 @@ fn dial(family: AddressFamily, to: &impl SocketAddrArg, deadline: Instant) -> io
 
 fn dial_host(host: &str, port: u16, deadline: Instant) -> io::Result<OwnedFd> {
     let mut failed = io::ErrorKind::AddrNotAvailable.into();
-    for to in (host, port).to_socket_addrs()? {
+    let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
+    for (n, &to) in addresses.iter().enumerate() {
+        // An address that does not answer leaves time for the others.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let deadline = Instant::now() + left / (addresses.len() - n) as u32;
         let family = match to {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
