@@ -1,9 +1,9 @@
-//! Whether a suspected limiter was one: what is suspected is changed, and the same cell run again.
+//! Trials: test a suspected limiter by changing it and running the same cell again.
 //!
-//! What is in front of a limit does more when there is more of what limits; what has only latency
-//! to wait for does more at once; and a device at its limit does no more, however much is asked of
-//! it. A control group's CPU limit is lifted. Other suspicions (other programs' load, steal, a
-//! filter) are about what cannot be changed from here.
+//! With more of a limiting resource, the cell does more work. A cell that only waits for latency
+//! does more work with more requests in flight. A device at its limit does no more work, however
+//! many requests it gets. A control group's CPU limit is lifted. Other suspected limiters (other
+//! programs' load, steal, a filter) cannot be changed from here.
 
 use fathom_limiter::{CPU_CAP, judge};
 use fathom_run::evidence::{Evidence, ThreadRole};
@@ -14,17 +14,17 @@ use crate::error::Result;
 use crate::evidence;
 use crate::put_back::Changed;
 
-/// Of trials' ids, which begin with that of the cell.
+/// End of a trial's id, which begins with the cell's id.
 const SUFFIX: &str = "-confirm";
 
-/// The names that parameters of one meaning have.
+/// Names of the parameters with one meaning.
 const DEPTH: &[&str] = &["iodepth"];
 const LOAD_THREADS: &[&str] = &["threads"];
 const VCPUS: &[&str] = &["cpus", "vcpus"];
 const IO_THREADS: &[&str] = &["iothreads"];
 
-/// The trial of a cell's suspected limiter; `None` where nothing is suspected, or the experiment
-/// has no parameter that changes it.
+/// Plans the trial of a cell's suspected limiter. Returns `None` if no limiter is suspected, or if
+/// the experiment has no parameter that changes it.
 pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
     let evidence = cell.evidence.as_ref()?;
     let limiter = judge(evidence).limiter?;
@@ -59,10 +59,10 @@ pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
     })
 }
 
-/// What a trial changes of the machine for as long as what is returned lives: a limit is lifted.
+/// Changes this machine for a trial: lifts a CPU limit until the returned value is dropped.
 ///
 /// # Errors
-/// When it cannot be.
+/// If the limit cannot be lifted.
 pub fn lift(trial: &Trial, cell: &Cell) -> Result<Option<Changed>> {
     let group = cell
         .evidence
@@ -74,7 +74,7 @@ pub fn lift(trial: &Trial, cell: &Cell) -> Result<Option<Changed>> {
     }
 }
 
-/// What a trial changes of a cell: `iodepth=2`.
+/// Describes what a trial changes of a cell: `iodepth=2`.
 pub fn changed(trial: &Trial, cell: &Cell) -> String {
     if trial.limiter == CPU_CAP {
         return "without the CPU limit".into();
@@ -87,8 +87,8 @@ fn role(evidence: &Evidence, name: &str) -> Option<ThreadRole> {
     Some(thread.role)
 }
 
-/// With twice as much of the first of these parameters that the experiment has; what it leaves to
-/// the machine is one.
+/// Doubles the first of these parameters that the experiment has. A value that the experiment
+/// chooses counts as 1.
 fn twice(experiment: &dyn Experiment, before: &Settings, names: &[&str]) -> Option<Settings> {
     let mut parameters = experiment.parameters().iter();
     let parameter = parameters.find(|one| names.contains(&one.name))?;
@@ -97,7 +97,8 @@ fn twice(experiment: &dyn Experiment, before: &Settings, names: &[&str]) -> Opti
     Some(before.clone().with(parameter.name, value))
 }
 
-/// Each thread of these serves a queue, which a CPU of the guest's uses.
+/// Doubles the I/O threads. Each thread serves a queue, and a CPU of the guest uses each queue, so
+/// that queues and CPUs are added if there are too few.
 fn more_io_threads(experiment: &dyn Experiment, before: &Settings) -> Option<Settings> {
     let mut settings = twice(experiment, before, IO_THREADS)?;
     let threads: u64 = settings.count(IO_THREADS[0]).ok()??;
@@ -116,8 +117,8 @@ mod tests {
     use super::*;
     use fathom_run::evidence::{DeviceTime, Load, Processors, ThreadTime};
 
-    /// A cell of `settings` with some of its values changed, of 10 s with one request of 100 us
-    /// after the other.
+    /// A cell of experiment `settings` with some values changed: 10 s with one request of 100 us at
+    /// a time.
     fn cell(changed: &[(&str, &str)], change: fn(&mut Evidence)) -> Cell {
         let mut settings = Settings::defaults(find("settings").unwrap().parameters());
         for (name, value) in changed {
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(trial.expects, Expects::More);
         assert_eq!((&*trial.planned.id, &*trial.of), ("3-2-confirm", "3-2"));
         assert_eq!(trial.planned.round, 2);
-        // No parameter takes twice the greatest.
+        // Twice the maximum is not a valid value.
         let most = [("iodepth", "1024"), ("ioengine", "libaio")];
         let trial = tried(&most, |evidence| evidence.load.depth = 1);
         assert_eq!(trial.map(|(_, changed)| changed), Some("threads=2".into()));
@@ -213,7 +214,7 @@ mod tests {
             (&*trial.limiter, &*changed),
             ("thread", "cpus=2, iothreads=2, queues=2")
         );
-        // QEMU's main loop is one.
+        // QEMU's main loop cannot be doubled.
         assert_eq!(tried(&[], busy), None);
         let vcpu = tried(&[("cpus", "4")], |evidence| {
             evidence.threads[0].cpu = 9.9;
@@ -239,7 +240,7 @@ mod tests {
         );
         let cell = cell(&[], capped);
         assert_eq!(trial.planned.settings, cell.planned.settings);
-        // A run directory may be a stranger's.
+        // A run directory may come from another machine.
         assert!(lift(&trial, &cell).is_err());
     }
 

@@ -1,4 +1,4 @@
-//! What processes take of this machine's memory, where a page that several share counts in parts.
+//! Memory used by processes. A page that several processes share counts in part for each.
 
 use std::collections::HashSet;
 use std::fs;
@@ -6,21 +6,21 @@ use std::fs;
 use crate::error::{Context, Error, Result};
 use crate::process_tree;
 
-/// Bytes.
+/// Memory of processes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// The proportional set size: each page by the number of those who map it. Of all processes of
-    /// the machine together it is what they take.
+    /// The proportional set size: each page is divided by the number of processes that map it. The
+    /// sum over all processes of the machine is the memory that they use.
     pub proportional: u64,
-    /// Of pages that others map, too, in full.
+    /// Size of the pages that other processes map, too, each counted in full.
     pub shared: u64,
 }
 
 impl Memory {
-    /// Of processes and all that these have started.
+    /// Returns the memory of these processes and all their descendants.
     ///
     /// # Errors
-    /// When there is no such process, or only root may look.
+    /// If a process does not exist, or may only be inspected by root.
     pub fn of(pids: &[u32]) -> Result<Memory> {
         let mut sum = Memory::default();
         let below = pids.iter().flat_map(|pid| process_tree::below(*pid));
@@ -28,7 +28,7 @@ impl Memory {
         for pid in all {
             let path = format!("/proc/{pid}/smaps_rollup");
             let text = match fs::read_to_string(&path) {
-                // What these have started may have ended.
+                // A descendant may have ended meanwhile.
                 Err(_) if !pids.contains(&pid) => continue,
                 other => other.context(|| format!("cannot read {path}"))?,
             };
@@ -41,7 +41,7 @@ impl Memory {
     }
 }
 
-/// `Pss:      206 kB`, a line each.
+/// Parses lines such as `Pss:      206 kB`.
 fn parse(text: &str) -> Option<Memory> {
     let bytes = |name: &str| -> Option<u64> {
         let line = { text.lines() }.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -81,7 +81,7 @@ mod tests {
         let own = std::process::id();
         assert!(process_tree::below(own).contains(&child.id()));
         assert!(Memory::of(&[child.id()]).unwrap().proportional > 0);
-        // Twice named is once counted.
+        // A process that is named twice is counted once.
         let [once, twice] = [&[own][..], &[own, own]].map(|pids| Memory::of(pids).unwrap());
         assert!(twice.proportional < 3 * once.proportional / 2);
         child.kill().unwrap();

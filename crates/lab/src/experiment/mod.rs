@@ -1,19 +1,20 @@
-//! Experiments: what is asked, of whom, and how it is measured. Each is a folder, with one line in
-//! [`ALL`], from which help, checks and plans come.
+//! Experiments: each has a question, parameters, and a way to measure.
 //!
-//! An [`Order`] is an experiment with values of its parameters. It makes a plan of cells, one for
-//! each point of the experiment's [`Design`] and each round, which [`runner`] runs one by one into a run
-//! directory.
+//! Each experiment has a folder and a line in [`ALL`], from which help, checks and plans are made.
+//!
+//! An [`Order`] is an experiment with values of its parameters. It makes a plan of cells: one cell
+//! per round for each point of the experiment's [`Design`]. [`runner`] runs the cells one by one
+//! into a run directory.
 //!
 //! # Cells
 //!
-//! - A cell is on disk as soon as it has ended, so that an interrupted run can be resumed.
+//! - A cell is saved when it ends, so that an interrupted run can be resumed.
 //! - An experiment may add points that depend on the results of earlier cells
-//!   ([`Experiment::after`]). A suspected limiter can be tested by one more cell, which is a trial
-//!   and not a point (`confirm`).
+//!   ([`Experiment::after`]). One more cell can test a suspected limiter; that cell is a trial and
+//!   not a point (`confirm`).
 //! - A cell records evidence, never a verdict. The report derives the limiter, so that better rules
-//!   can judge an old run. Measures state their units, so that a report needs no experiment.
-//! - A bed may stay for later cells (`bed::Pool`). Each cell must then begin in the same state.
+//!   can judge an old run. Measures have units, so that a report does not need the experiment.
+//! - A bed may be kept for later cells (`bed::Pool`). Each cell must then begin in the same state.
 
 mod attributes;
 mod backends;
@@ -58,94 +59,93 @@ use crate::host::Accelerator;
 pub use order::{Order, Values};
 pub use parameter::{Kind, Parameter, Settings};
 
-/// A thing to find out.
+/// An experiment: a question, and how its cells are run.
 pub trait Experiment: Sync {
-    /// One word.
+    /// The name: one word.
     fn name(&self) -> &'static str;
 
-    /// One line, without a full stop.
+    /// Summary: one line, without a full stop.
     fn about(&self) -> &'static str;
 
-    /// What it asks, how it is measured, how to read what comes out: paragraphs of text.
+    /// The question, how it is measured, and how to read the results: paragraphs of text.
     fn description(&self) -> &'static str;
 
     fn parameters(&self) -> &'static [Parameter];
 
-    /// A parameter's values if nobody says any, where the machine decides.
+    /// Returns a parameter's default values. An experiment may choose them by the machine.
     fn defaults(&self, parameter: &Parameter) -> Vec<String> {
         parameter.defaults()
     }
 
-    /// How many rounds are run if nobody says.
+    /// Number of rounds unless the user sets it.
     fn rounds(&self) -> u32 {
         1
     }
 
-    /// How its points are set side by side, if that tells more than a row for each.
+    /// A table with points side by side, if that is clearer than a row for each point.
     fn beside(&self) -> Option<Beside> {
         None
     }
 
-    /// How its measures are set below each other, if that tells more than a row for each point.
+    /// A table with measures in rows, if that is clearer than a row for each point.
     fn sheet(&self) -> Option<Sheet> {
         None
     }
 
-    /// Which combinations of values are run.
+    /// Returns which combinations of values are run.
     ///
     /// # Errors
-    /// One line, when the values ask for no one design.
+    /// One line, if the values do not determine a design.
     fn design(&self, _values: &Values) -> Result<Design> {
         Ok(Design::Full)
     }
 
-    /// What can be said of a cell before anything is run.
+    /// Checks a cell's settings before any cell is run.
     ///
     /// # Errors
-    /// One line that says which values do not go together, or do not work on this machine.
+    /// One line that names the values that do not go together or do not work on this machine.
     fn check(&self, settings: &Settings) -> Result<()>;
 
-    /// What must be there for a cell; each is looked for before anything is run.
+    /// Returns the requirements of a cell, which are checked before any cell is run.
     ///
     /// # Errors
-    /// When the settings are none of this experiment's.
+    /// If the settings are not valid for this experiment.
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>>;
 
-    /// Whether its cells go to an emulated KVM host where this machine has no KVM, because without
-    /// they have nothing to measure.
+    /// Whether cells run in an emulated KVM host if this machine has no KVM.
+    ///
+    /// True for experiments that have nothing to measure without KVM.
     fn goes_to_kvm_host(&self) -> bool {
         false
     }
 
-    /// How long a cell will take, roughly.
+    /// Returns the estimated time of a cell.
     fn estimate(&self, settings: &Settings) -> Duration;
 
-    /// The point that comes after a cell which has ended, where the experiment goes on by what came
-    /// of it.
+    /// Returns the point to run after a cell, if the experiment chooses points by earlier results.
     fn after(&self, _cell: &Cell) -> Option<Settings> {
         None
     }
 
-    /// Begins to run cells.
+    /// Starts a session, which runs cells.
     fn begin(&self, context: &Context) -> Box<dyn Session>;
 }
 
-/// Which combinations of values become points.
+/// Determines which combinations of values become points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Design {
-    /// All of them.
+    /// All combinations.
     Full,
-    /// The base, which has the first value of every parameter, and what differs from it in one.
+    /// The base, with the first value of each parameter, and each point that differs in one value.
     OneFactor,
 }
 
-/// Cells being run, one after the other; what one needs may stay for the next.
+/// Runs cells one after the other. Resources of a cell may be kept for the next one.
 pub trait Session {
-    /// Runs a cell. Its folder is there; what is put into it beside the yield stays in the run
-    /// directory.
+    /// Runs a cell. `folder` exists already; files written to it stay in the run directory.
     ///
     /// # Errors
-    /// Everything that can go wrong with images, servers and guests, with their last words.
+    /// Any failure of images, servers and guests, with their last output.
     fn cell(
         &mut self,
         settings: &Settings,
@@ -154,29 +154,29 @@ pub trait Session {
     ) -> Result<Yield>;
 }
 
-/// What all cells are run with.
+/// What all cells have in common.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
-    /// This program: it serves disks, and runs in guests.
+    /// Path of this program, which serves disks and also runs in guests.
     pub fathom: PathBuf,
 }
 
-/// What a cell has yielded.
+/// Results of a cell.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Yield {
     pub measures: Vec<Measure>,
     pub series: Vec<Series>,
     pub evidence: Option<Evidence>,
-    /// By parameters: what the cell's value is called in a sentence.
+    /// For each parameter, the name of the cell's value in a sentence.
     pub words: BTreeMap<String, String>,
-    /// The machines on which it ran, if that is worth telling.
+    /// The machines on which the cell ran, if the cell reports them.
     pub environment: Option<Environment>,
-    /// What went wrong without ending the cell, a line each.
+    /// Problems that did not end the cell, one line each.
     pub problems: Vec<String>,
 }
 
 impl From<Seen> for Yield {
-    /// What was seen, and the measures that follow from it.
+    /// Converts observations, and adds the measures derived from them.
     fn from(seen: Seen) -> Yield {
         let mut measures = seen.measures;
         measures.extend(evidence::measures(&seen.evidence));
@@ -190,37 +190,37 @@ impl From<Seen> for Yield {
 }
 
 impl Yield {
-    /// Adds what the same work came to on the bare device.
+    /// Adds the result of the same work on the bare device.
     pub fn compare(&mut self, bare: Bare) {
         let evidence = self.evidence.get_or_insert_default();
         evidence.bare = Some(bare);
     }
 }
 
-/// Something that a cell cannot do without.
+/// A requirement of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// A CPU on which user-mode Linux gets through its boot.
+    /// A CPU on which user-mode Linux can boot.
     UserModeLinux,
-    /// A kernel that makes block devices of files.
+    /// A kernel with loop devices.
     LoopDevices,
-    /// A program of this machine.
+    /// A program installed on this machine.
     Program(&'static str),
-    /// QEMU, at least that new.
+    /// QEMU of at least this version (major, minor).
     Qemu(u32, u32),
     /// A kernel for guests.
     Kernel,
-    /// An I/O engine of fio's that not every build has.
+    /// An I/O engine of fio that not every build includes.
     FioEngine(&'static str),
-    /// A module of that kernel, which need not be a file.
+    /// A module of the guests' kernel; the module may be built in.
     Module(&'static str),
     /// Hardware virtualisation.
     Kvm,
-    /// Root's rights, for what is named.
+    /// Root privileges; the text says what needs them.
     Root(&'static str),
-    /// The kernel's own backend of guests' network cards.
+    /// The kernel's own back-end for network cards of guests (vhost-net).
     VhostNet,
-    /// Memory in huge pages of 2 MiB that nobody uses: so many of them.
+    /// Free huge pages of 2 MiB: this number of them.
     HugePages(u64),
 }
 
@@ -244,16 +244,16 @@ pub const ALL: &[&dyn Experiment] = &[
     &path::Paths,
 ];
 
-/// An experiment by its name.
+/// Finds an experiment by its name.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {
     ALL.iter().find(|one| one.name() == name).copied()
 }
 
 impl Need {
-    /// What every guest takes. QEMU 6.0 emulates SVM well enough for KVM.
+    /// What every guest needs. QEMU 6.0 emulates SVM well enough for KVM.
     pub const GUEST: [Need; 3] = [Need::Qemu(6, 0), Need::Kernel, Need::Program("busybox")];
 
-    /// Whether a machine has it or not, whatever is installed there.
+    /// Whether the requirement depends on the machine itself, not on installed programs.
     fn is_of_machine(self) -> bool {
         matches!(
             self,
@@ -266,10 +266,10 @@ impl Need {
         )
     }
 
-    /// Looks for it.
+    /// Checks the requirement.
     ///
     /// # Errors
-    /// When it is not there, with the way to get it.
+    /// If the requirement is not met; the error says how to meet it.
     pub fn check(self) -> Result<()> {
         match self {
             Need::UserModeLinux => crate::bed::instance::check_cpu(),
@@ -315,7 +315,7 @@ fn fio_engine(name: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Help, completions and run directories take the names as they are.
+    /// Names are used unchanged in help, completions and run directories.
     #[test]
     fn every_experiment_is_described_and_runs_with_its_defaults() {
         for one in ALL {

@@ -1,8 +1,8 @@
-//! Cells in a KVM host that is emulated: for machines without hardware virtualisation, and for what
-//! only a machine of one's own may have done to it.
+//! Cells in an emulated KVM host: for machines without hardware virtualisation, and for
+//! experiments whose changes to a machine are not acceptable on this one.
 //!
-//! Inside, `fathom lab cell` runs the cell as it would be run here, and leaves what it yields in the
-//! cell's folder, which is copied out.
+//! In the KVM host, `fathom lab cell` runs the cell as this machine would, and leaves the yield in
+//! the cell's folder, which is copied out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,29 +17,30 @@ use crate::error::{Context as _, Error, Result, Tail};
 use crate::guest::NO_TIMER;
 use crate::{host, shell};
 
-/// In the KVM host, on its scratch disk.
+/// The cell's folder in the KVM host, on its scratch disk.
 const FOLDER: &str = "/var/tmp/cell";
-/// In a cell's folder, on the way out.
+/// File with the yield in a cell's folder; removed when it has been read.
 const YIELD: &str = "yield.json";
 const LIMIT: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(120);
-/// What an error says of a guest that stands still. An emulated processor may lose its timer, and its
-/// kernel waits for good then; it says so if it can.
+/// Parts of errors that mean that a guest hangs.
+///
+/// An emulated processor may lose its timer; its kernel then waits forever, and says so if it can.
 const STANDS_STILL: [&str; 2] = [NO_TIMER, "nothing after"];
-/// Lines of the inner run that an error shows, the end of a console among them.
+/// Lines of the inner run that an error shows, including the end of a console.
 const SHOWN: usize = 110;
 
-/// Cells of an experiment, all in one KVM host.
+/// Runs the cells of an experiment, all in one KVM host.
 pub(super) struct Nested {
     experiment: &'static dyn Experiment,
     fathom: PathBuf,
     needs: Vec<Need>,
-    /// From the first cell on.
+    /// The KVM host, from the first cell on.
     host: Option<KvmHost>,
 }
 
 impl Nested {
-    /// `needs` are those of all cells.
+    /// `needs` are the requirements of all cells.
     pub fn new(experiment: &'static dyn Experiment, context: &Context, needs: Vec<Need>) -> Nested {
         Nested {
             experiment,
@@ -107,17 +108,17 @@ impl Nested {
     }
 }
 
-/// Whether a cell has failed because a guest in the KVM host stood still. Another host may do.
+/// Whether a cell failed because a guest in the KVM host hung. Another KVM host may work.
 pub fn stands_still(error: &Error) -> bool {
     let text = error.to_string();
     STANDS_STILL.iter().any(|words| text.contains(words))
 }
 
-/// Runs a cell in a running KVM host. What it leaves in its folder is copied to `folder`, also when
-/// only a part of it was made.
+/// Runs a cell in a running KVM host. The cell's files are copied to `folder`, also if the cell
+/// failed and left only some of them.
 ///
 /// # Errors
-/// The inner run's failure, with the end of what it said, or that of the KVM host.
+/// The inner run's failure with the end of its output, or the KVM host's failure.
 pub fn run_in(
     host: &mut KvmHost,
     experiment: &str,
@@ -128,10 +129,10 @@ pub fn run_in(
     run_within(host, experiment, settings, folder, LIMIT, progress)
 }
 
-/// The same within so much time.
+/// Runs a cell like [`run_in`], but for at most `limit`.
 ///
 /// # Errors
-/// Likewise, and when the time is over.
+/// Like [`run_in`], and if the time limit is exceeded.
 pub fn run_within(
     host: &mut KvmHost,
     experiment: &str,
@@ -162,7 +163,7 @@ pub fn run_within(
     }
 }
 
-/// Runs a cell on this machine, which is the KVM host, and leaves all of it in `folder`.
+/// Runs a cell on this machine, which is the KVM host, and leaves all results in `folder`.
 ///
 /// # Errors
 /// Those of the cell.
@@ -183,7 +184,7 @@ pub fn run_here(
         .context(|| format!("cannot write {}", path.display()))
 }
 
-/// What a cell has yielded, out of its folder.
+/// Reads a cell's yield from its folder, and removes the file.
 fn take(folder: &Path) -> Result<Yield> {
     let path = folder.join(YIELD);
     let what = || format!("cannot read {}", path.display());
@@ -195,7 +196,7 @@ fn take(folder: &Path) -> Result<Yield> {
     })
 }
 
-/// The inner run ends with one line that says what went wrong, after consoles and the like.
+/// Returns the inner run's error: its last line with `fathom: `, after consoles and the like.
 fn inner_error(status: i32, said: &[String]) -> Error {
     let from = said.len().saturating_sub(SHOWN);
     let last = said.iter().rposition(|line| line.starts_with("fathom: "));

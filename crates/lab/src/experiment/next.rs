@@ -1,4 +1,4 @@
-//! Cells that nobody has planned before others ended: an experiment may go on by what came of these.
+//! Cells planned after others have ended: an experiment may choose points by earlier results.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use run::{Cell, Planned};
 
 use super::Experiment;
 
-/// Plans the cell that comes after one that has ended, in the same round. `None` where none does, or
-/// it is planned already.
+/// Plans the cell that follows from an ended one, in the same round. Returns `None` if no cell
+/// follows, or if the cell is planned already.
 pub fn plan(
     experiment: &dyn Experiment,
     plan: &mut run::Experiment,
@@ -40,7 +40,7 @@ pub fn plan(
     Some(next)
 }
 
-/// A point's number, which ids begin with: one more than the greatest where it is new.
+/// Returns a point's number, with which its cells' ids begin. A new point gets the next number.
 fn point(plan: &run::Experiment, settings: &BTreeMap<String, String>) -> u64 {
     let number = |cell: &Planned| cell.id.split('-').next()?.parse::<u64>().ok();
     let known = plan.cells.iter().find(|cell| cell.settings == *settings);
@@ -54,7 +54,7 @@ mod tests {
     use crate::experiment::{Order, find};
     use run::{Better, Measure, Unit};
 
-    /// A cell in which all went well.
+    /// A cell that has ended without problems.
     fn ended(planned: &Planned) -> Cell {
         Cell {
             planned: planned.clone(),

@@ -1,4 +1,4 @@
-//! What is asked of an experiment, and the cells that come of it.
+//! An order: an experiment with values of its parameters, and the cells planned from them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use run::Planned;
 use super::{Design, Experiment, Settings};
 use crate::error::{Error, Result};
 
-/// The values of every parameter, in their one spelling.
+/// The values of every parameter, in canonical spelling.
 pub type Values = BTreeMap<String, Vec<String>>;
 
 /// An experiment with its parameters' values.
@@ -17,17 +17,17 @@ pub type Values = BTreeMap<String, Vec<String>>;
 pub struct Order {
     pub experiment: &'static dyn Experiment,
     values: Values,
-    /// How often each point is run.
+    /// Number of times each point is run.
     pub rounds: u32,
-    /// Of the cells' order.
+    /// Seed of the order of the cells.
     pub seed: u64,
 }
 
-/// More would not end within a lifetime, and fill memory before they begin.
+/// Maximum number of cells of a plan. More would take too long, and too much memory.
 const MOST_CELLS: usize = 10_000;
 
 impl Order {
-    /// All defaults, one round.
+    /// Creates an order with all defaults and one round.
     pub fn new(experiment: &'static dyn Experiment) -> Order {
         let parameters = experiment.parameters().iter();
         Order {
@@ -40,10 +40,10 @@ impl Order {
         }
     }
 
-    /// Sets a parameter; more than one value make it an axis.
+    /// Sets a parameter's values; several values make it an axis.
     ///
     /// # Errors
-    /// When there is no such parameter, or a value is none of its.
+    /// If the parameter does not exist or does not accept a value.
     pub fn set(&mut self, name: &str, texts: &[String]) -> Result<()> {
         let parameters = self.experiment.parameters();
         let Some(parameter) = parameters.iter().find(|one| one.name == name) else {
@@ -57,12 +57,13 @@ impl Order {
         Ok(())
     }
 
-    /// The cells in the order in which they are to be run: round by round, the points of each in
-    /// an order of its own, so that a drift of the machine is not taken for a difference between
-    /// points.
+    /// Plans the cells, in the order in which they are to be run.
+    ///
+    /// The cells are ordered round by round. Each round shuffles the points, so that a drift of the
+    /// machine does not look like a difference between points.
     ///
     /// # Errors
-    /// When values do not go together, or make too many cells.
+    /// If values do not go together, or make too many cells.
     pub fn plan(&self) -> Result<run::Experiment> {
         let points = self.points()?;
         for point in &points {
@@ -92,7 +93,7 @@ impl Order {
         })
     }
 
-    /// The points of the experiment's design.
+    /// Returns the points of the experiment's design.
     fn points(&self) -> Result<Vec<Settings>> {
         let design = self.experiment.design(&self.values)?;
         let counts = self.values.values().map(Vec::len);
@@ -113,7 +114,7 @@ impl Order {
         })
     }
 
-    /// Every combination of values; the last parameter changes fastest.
+    /// Returns every combination of values; the last parameter changes fastest.
     fn combinations(&self) -> Vec<Settings> {
         let mut points = vec![Settings::default()];
         for parameter in self.experiment.parameters() {
@@ -129,8 +130,8 @@ impl Order {
         points
     }
 
-    /// The first value of every parameter, and with each other value of one parameter the first ones
-    /// of the others.
+    /// Returns the point with the first value of each parameter, and the points that differ from it
+    /// in the value of one parameter.
     fn one_by_one(&self) -> Vec<Settings> {
         let base = self.values.iter();
         let base = base.filter_map(|(name, values)| Some((name.clone(), values.first()?.clone())));
@@ -144,7 +145,7 @@ impl Order {
     }
 }
 
-/// Steele, Lea and Flood's generator: the order of cells is the same on every machine.
+/// SplitMix64 (Steele, Lea and Flood): the order of cells is the same on every machine.
 struct SplitMix(u64);
 
 impl SplitMix {
@@ -156,7 +157,7 @@ impl SplitMix {
         word ^ (word >> 31)
     }
 
-    /// Fisher and Yates's.
+    /// Shuffles with the algorithm of Fisher and Yates.
     fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = (self.next() % (last as u64 + 1)) as usize;

@@ -1,5 +1,5 @@
-//! Parameters of experiments: typed, with defaults and ranges, so that help, checks and plans come
-//! from one description.
+//! Parameters of experiments: types, defaults and ranges. Help, checks and plans are made from one
+//! description.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -12,22 +12,22 @@ use crate::error::{Error, Result};
 /// A parameter of an experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameter {
-    /// As in `--NAME VALUE`.
+    /// Name, as in `--NAME VALUE`.
     pub name: &'static str,
-    /// One line, without a full stop.
+    /// Summary: one line, without a full stop.
     pub about: &'static str,
     pub kind: Kind,
-    /// One, or several with commas between them. Empty: the experiment chooses, by the machine that
-    /// it finds.
+    /// Default value, or several values separated by commas. If empty, the experiment chooses,
+    /// depending on the machine.
     pub default: &'static str,
-    /// Of interest to few.
+    /// Whether few users need the parameter.
     pub rare: bool,
 }
 
-/// What values a parameter takes.
+/// The values that a parameter accepts.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
-    /// Words that are parsed by a type of their own: how to say them, and the check.
+    /// Words parsed by a type of their own: `form` describes them, and `check` parses one.
     Word {
         form: &'static str,
         check: fn(&str) -> std::result::Result<(), String>,
@@ -36,7 +36,7 @@ pub enum Kind {
         least: u64,
         most: u64,
     },
-    /// Bytes.
+    /// A number of bytes.
     Size {
         least: u64,
         most: u64,
@@ -45,19 +45,19 @@ pub enum Kind {
         least: Duration,
         most: Duration,
     },
-    /// `on` or `off`.
+    /// A switch: `on` or `off`.
     Switch,
-    /// Anything, as it is: a path, say.
+    /// Any text, unchanged, for example a path.
     Text,
-    /// Any number of texts, all of which hold in every cell; never an axis.
+    /// Any number of texts, all of which apply to every cell; never an axis.
     List,
 }
 
-/// What parts the texts of a list within one value.
+/// Separator of a list's texts within one value.
 const LIST: char = '\n';
 
 impl Kind {
-    /// What is parsed as a `T`.
+    /// Returns the kind of words that are parsed as a `T`.
     pub const fn of<T: FromStr<Err = String>>(form: &'static str) -> Kind {
         fn check<T: FromStr<Err = String>>(text: &str) -> std::result::Result<(), String> {
             text.parse::<T>().map(drop)
@@ -68,7 +68,7 @@ impl Kind {
         }
     }
 
-    /// For people: `fathom, qemu`, `1 to 1024`, `4k to 64M`.
+    /// Describes the accepted values for users: `fathom, qemu`, `1 to 1024`, `4k to 64M`.
     pub fn range(&self) -> String {
         match self {
             Kind::Word { form, .. } => (*form).to_owned(),
@@ -85,7 +85,7 @@ impl Kind {
         }
     }
 
-    /// The one spelling of a value.
+    /// Returns the canonical spelling of a value.
     fn canonical(&self, text: &str) -> std::result::Result<String, String> {
         let within = |is_within: bool, value: String| match is_within {
             true => Ok(value),
@@ -118,7 +118,7 @@ impl Kind {
 }
 
 impl Parameter {
-    /// A parameter that everybody should see.
+    /// Creates a parameter that is shown to all users.
     pub const fn new(
         name: &'static str,
         about: &'static str,
@@ -134,18 +134,18 @@ impl Parameter {
         }
     }
 
-    /// The same, but of interest to few.
+    /// Marks the parameter as needed by few users.
     #[must_use]
     pub const fn rarely(mut self) -> Parameter {
         self.rare = true;
         self
     }
 
-    /// The values that a user's words stand for: one or, parted by commas, several for each; or all
-    /// together where they make a list.
+    /// Returns the values in a user's texts. A text has one value, or several separated by commas.
+    /// The texts of a list make one value together.
     ///
     /// # Errors
-    /// One line that names the parameter and says what it takes.
+    /// One line that names the parameter and says what it accepts.
     pub fn values(&self, texts: &[String]) -> Result<Vec<String>> {
         if matches!(self.kind, Kind::List) {
             return Ok(vec![texts.join(&LIST.to_string())]);
@@ -162,14 +162,14 @@ impl Parameter {
         }
     }
 
-    /// The values that hold where nobody says any: several make an axis.
+    /// Returns the values that apply unless the user sets any; several values make an axis.
     pub fn defaults(&self) -> Vec<String> {
         self.split(self.default)
     }
 
-    /// `a,b` are two values and `a\,b` is one, but for free text, where commas have no meaning.
+    /// `a,b` are two values, and `a\,b` is one. In free text, commas have no meaning.
     fn split(&self, text: &str) -> Vec<String> {
-        // No argument has a NUL.
+        // Command-line arguments never contain NUL.
         const COMMA: &str = "\0";
         match self.kind {
             Kind::Text | Kind::List => vec![text.to_owned()],
@@ -181,10 +181,10 @@ impl Parameter {
         }
     }
 
-    /// The one spelling of a value.
+    /// Returns the canonical spelling of a value.
     ///
     /// # Errors
-    /// One line that names the parameter and says what it takes.
+    /// One line that names the parameter and says what it accepts.
     pub fn value(&self, text: &str) -> Result<String> {
         if text.is_empty() && self.default.is_empty() {
             return Ok(String::new());
@@ -194,12 +194,12 @@ impl Parameter {
     }
 }
 
-/// A cell's value of every parameter, in their one spelling.
+/// A cell's value of every parameter, in canonical spelling.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Settings(pub BTreeMap<String, String>);
 
 impl Settings {
-    /// All defaults, and of several the first.
+    /// Returns the default of each parameter; if there are several, the first.
     pub fn defaults(parameters: &[Parameter]) -> Settings {
         let first = |one: &Parameter| one.defaults().into_iter().next();
         let pairs = parameters.iter();
@@ -207,29 +207,29 @@ impl Settings {
         Settings(pairs.collect())
     }
 
-    /// A value's text; empty: the experiment chooses.
+    /// Returns a value's text. An empty text leaves the choice to the experiment.
     pub fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
 
-    /// The same with another value.
+    /// Replaces a value.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl ToString) -> Settings {
         self.0.insert(name.to_owned(), value.to_string());
         self
     }
 
-    /// A value of a type of its own.
+    /// Parses a value as a `T`.
     ///
     /// # Errors
-    /// When it is none, in a run that somebody else has written.
+    /// If the value is not a `T`, for example in a run directory written by another program.
     pub fn word<T: FromStr<Err = String>>(&self, name: &str) -> Result<T> {
         let text = self.text(name);
         text.parse()
             .map_err(|error| Error::Protocol(format!("--{name}: {error}")))
     }
 
-    /// The same, unless it is left to the experiment.
+    /// Like [`word`](Self::word); `None` if the experiment chooses the value.
     ///
     /// # Errors
     /// Like [`word`](Self::word).
@@ -240,7 +240,7 @@ impl Settings {
         }
     }
 
-    /// A count, if there is a value.
+    /// Returns a number, or `None` if it has no value.
     ///
     /// # Errors
     /// Like [`word`](Self::word).
@@ -249,7 +249,7 @@ impl Settings {
         self.parse(name, |text| text.parse().map_err(|_| bad(text)))
     }
 
-    /// Bytes, if there is a value.
+    /// Returns a number of bytes, or `None` if it has no value.
     ///
     /// # Errors
     /// Like [`word`](Self::word).
@@ -257,7 +257,7 @@ impl Settings {
         self.parse(name, parse_size)
     }
 
-    /// A time, if there is a value.
+    /// Returns a time, or `None` if it has no value.
     ///
     /// # Errors
     /// Like [`word`](Self::word).
@@ -270,17 +270,17 @@ impl Settings {
         self.text(name) == "on"
     }
 
-    /// A list's texts.
+    /// Returns the texts of a list.
     pub fn list(&self, name: &str) -> Vec<String> {
         let text = self.text(name);
         let texts = text.split(LIST).filter(|text| !text.is_empty());
         texts.map(str::to_owned).collect()
     }
 
-    /// A value that must be there.
+    /// Returns a value that must exist.
     ///
     /// # Errors
-    /// When it is not.
+    /// If the value is `None`.
     pub fn needed<T>(name: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| Error::Protocol(format!("--{name} has no value")))
     }

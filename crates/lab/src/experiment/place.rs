@@ -1,4 +1,4 @@
-//! Places where disks can be: directories, block devices, NBD exports.
+//! Places for disks: directories, block devices, NBD exports.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -13,15 +13,15 @@ use crate::error::{Context, Error, Result};
 
 const SCHEMES: [&str; 3] = ["nbd://", "nbd+unix://", "nbd+vsock://"];
 
-/// A place as people name it.
+/// A place as a user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     Path(PathBuf),
-    /// The URI of an NBD server's export.
+    /// URI of an NBD export.
     Nbd(String),
 }
 
-/// What is at a place.
+/// What exists at a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     Directory {
@@ -30,7 +30,7 @@ pub enum Found {
         kind: String,
     },
     Device(PathBuf),
-    /// The URI of an NBD server's export.
+    /// URI of an NBD export.
     Export(String),
 }
 
@@ -53,10 +53,10 @@ impl FromStr for Place {
 }
 
 impl Place {
-    /// Looks at it.
+    /// Determines what exists at the place. Does not connect to NBD servers.
     ///
     /// # Errors
-    /// When nothing is there, or no place for a disk.
+    /// If nothing exists at the place, or something that cannot hold a disk.
     pub fn find(&self) -> Result<Found> {
         let path = match self {
             Place::Nbd(uri) => return Ok(Found::Export(uri.clone())),
@@ -81,13 +81,13 @@ impl Place {
 }
 
 impl Found {
-    /// Whether the job would overwrite what somebody has there.
+    /// Fails if the job would overwrite existing data and `overwrite` is false.
     ///
     /// # Errors
     /// One line that says how to allow it.
     pub fn refuse_data(&self, overwrite: bool) -> Result<()> {
         let what = match self {
-            Found::Directory { .. } => return Ok(()), // it gets files of its own
+            Found::Directory { .. } => return Ok(()), // the job creates new files there
             Found::Device(path) => format!("{} is a device, and", path.display()),
             Found::Export(uri) => format!("{uri} may have data, and"),
         };
@@ -99,10 +99,10 @@ impl Found {
         }
     }
 
-    /// Whether so many bytes fit; of an export that is not known here.
+    /// Checks that `bytes` fit. The size of an NBD export is not known here and not checked.
     ///
     /// # Errors
-    /// When they do not, or somebody else has the device.
+    /// If the bytes do not fit, or another user holds the device.
     pub fn check_room(&self, bytes: u64) -> Result<()> {
         let (path, room, holds) = match self {
             Found::Export(_) => return Ok(()),
@@ -128,7 +128,7 @@ impl Found {
     }
 }
 
-/// What it is called in a sentence.
+/// The place's name in a sentence.
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -139,7 +139,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// Of a device that nothing else has: the kernel allows no exclusive use of one that is mounted.
+/// Returns a device's size. Fails if the device is in use: `O_EXCL` fails if it is mounted.
 fn size_of(path: &Path) -> Result<u64> {
     let mut options = OpenOptions::new();
     let opened = options.read(true).custom_flags(libc::O_EXCL).open(path);
@@ -157,12 +157,12 @@ fn size_of(path: &Path) -> Result<u64> {
     file.seek(SeekFrom::End(0)).context(what)
 }
 
-/// The type of the file system that a path is on.
+/// Returns the type of the file system that contains a path.
 fn file_system(path: &Path) -> String {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts = mounts.lines().filter_map(mount);
     let around = mounts.filter(|(point, _)| path.starts_with(point));
-    // Of several at one point the last one covers the others.
+    // The last of several mounts at one point covers the others.
     let nearest = around.max_by_key(|(point, _)| point.components().count());
     match nearest.map(|(_, kind)| kind).as_deref() {
         None => "a directory".into(),
@@ -172,8 +172,9 @@ fn file_system(path: &Path) -> String {
     }
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`: where, and what
-/// (proc_pid_mountinfo(5)). Blanks are written as `\040`.
+/// Parses the mount point and type of a line such as
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw` (proc_pid_mountinfo(5)).
+/// The kernel writes blanks as `\040`.
 fn mount(line: &str) -> Option<(PathBuf, String)> {
     let (mount, kind) = line.split_once(" - ")?;
     let point = mount.split(' ').nth(4)?;
@@ -215,7 +216,7 @@ mod tests {
     fn a_directory_is_called_by_its_file_system() {
         let dir = tempfile::tempdir_in(".").unwrap();
         let found = Place::Path(dir.path().to_owned()).find().unwrap();
-        // The other opinion is stat's.
+        // `stat` is the independent reference.
         let kind = crate::host::run("stat", &["-f", "-c", "%T", &dir.path().to_string_lossy()]);
         let kind = kind.unwrap();
         let said = found.to_string();

@@ -1,4 +1,4 @@
-//! What a machine does by itself: how fast its CPU is, its memory, and its disk.
+//! Speed of a machine's CPU, memory and disk.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -7,17 +7,19 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::workload::{self, Limit};
 
-/// Numbers that are sorted: some hundred kilobytes, a few milliseconds of a CPU of today.
+/// Count of numbers to sort: some hundred kilobytes, a few milliseconds on a current CPU.
 const NUMBERS: usize = 100_000;
-/// The quickest counts: others were held up.
+/// Number of repetitions; the fastest counts, because the others were delayed.
 const TRIES: u32 = 5;
 const CHASED: u32 = 200_000;
-/// Larger than caches, and than what translations of 4 KiB pages are kept for.
+/// Larger than the caches, and than the range that the TLB covers with 4 KiB pages.
 const CHASED_OVER: usize = 64 << 20;
 const READING: Duration = Duration::from_secs(2);
 
-/// Seconds that a CPU takes to sort numbers that are in no order: memory, comparisons and branches, as
-/// programs have them. (A loop in registers takes no longer where instructions are translated.)
+/// Measures the time to sort numbers in random order, in seconds.
+///
+/// Sorting has memory accesses, comparisons and branches, as programs have them. A loop in
+/// registers would not be slower on a CPU that translates instructions.
 pub fn sorting() -> f64 {
     let mut value = 0x9e37_79b9_u32;
     let numbers = std::iter::repeat_with(|| {
@@ -38,8 +40,9 @@ pub fn sorting() -> f64 {
     least.as_secs_f64()
 }
 
-/// Nanoseconds that a read takes whose place is known from the read before alone, all over memory of
-/// so many bytes: few places are in a cache, and few of their pages' translations.
+/// Measures the time of a dependent read, in nanoseconds: its address is known only from the read
+/// before. The reads are spread over `bytes` of memory; if these are many, caches and the TLB
+/// seldom help.
 pub fn chasing(bytes: usize) -> f64 {
     let mut next = one_cycle(bytes / size_of::<u32>());
     let mut at = 0;
@@ -55,13 +58,13 @@ pub fn chasing(bytes: usize) -> f64 {
     least.as_secs_f64() * 1e9 / f64::from(CHASED)
 }
 
-/// Of each place the next one, so that all are gone through in no order before the first comes again
-/// (Sattolo's algorithm).
+/// Returns the next place for each place, in one random cycle through all places (Sattolo's
+/// algorithm).
 fn one_cycle(count: usize) -> Vec<u32> {
     let mut next: Vec<u32> = (0..count as u32).collect();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for last in (1..count).rev() {
-        // xorshift64 (Marsaglia)
+        // xorshift64 (Marsaglia).
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
@@ -70,25 +73,25 @@ fn one_cycle(count: usize) -> Vec<u32> {
     next
 }
 
-/// What is printed where the machine is another one; [`parse`] reads it.
+/// Measures, and formats the results for another machine, which reads them with [`parse`].
 pub fn print() -> String {
     format!("{} {}", sorting() * 1e9, chasing(CHASED_OVER))
 }
 
-/// Nanoseconds: of sorting, and of a read.
+/// Parses the nanoseconds of sorting and of a read.
 ///
 /// # Errors
-/// When it is no such text.
+/// If the text was not made by [`print()`].
 pub fn parse(text: &str) -> Result<(f64, f64)> {
     let numbers = text.trim().split_once(' ');
     let numbers = numbers.and_then(|(sort, read)| Some((sort.parse().ok()?, read.parse().ok()?)));
     numbers.ok_or_else(|| Error::Protocol(format!("the probe has printed '{text}'")))
 }
 
-/// Reads of 4 KiB, past the page cache, one after the other: how many, and what one takes on the mean.
+/// Reads 4 KiB blocks with O_DIRECT, one at a time. Returns their number and mean time in ns.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If the file or device cannot be read.
 pub fn reads(of: &Path) -> Result<(u64, f64)> {
     let options = workload::Options::new(of).with_limit(Limit::Time(READING));
     let outcome = workload::run(&options)?.benchmark;
@@ -101,9 +104,9 @@ mod tests {
 
     #[test]
     fn this_machine_tells_of_itself() {
-        // Sorting takes some comparisons of each number, a nanosecond each at the very least.
+        // Sorting takes several comparisons per number, at least a nanosecond each.
         assert!(sorting() * 1e9 > 1.0 * NUMBERS as f64);
-        // What fits into a cache is there sooner.
+        // Memory that fits into a cache is faster.
         assert!(chasing(64 << 20) > chasing(16 << 10));
         let (sort, read) = parse(&format!("{}\n", print())).unwrap();
         assert!(sort > 0.0 && read > 0.0);

@@ -1,5 +1,4 @@
-//! Runs the cells of a plan into a run directory, each of which is there for good as soon as it has
-//! ended.
+//! Runs the cells of a plan into a run directory. Each cell is saved as soon as it has ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,12 +16,12 @@ use crate::error::{Context as _, Error, Result};
 use crate::host::Accelerator;
 use crate::scratch;
 
-/// A run that can be begun, or gone on with.
+/// A run that can be started or resumed.
 pub struct Runner {
     experiment: &'static dyn Experiment,
     dir: PathBuf,
     run: Run,
-    /// Not run yet, in order.
+    /// Cells that have not run yet, in order.
     left: Vec<Planned>,
 }
 
@@ -35,10 +34,10 @@ impl std::fmt::Debug for Runner {
 }
 
 impl Runner {
-    /// Plans a run into a directory that is not there yet. Nothing is written.
+    /// Plans a run into a directory that must not exist yet. Writes nothing.
     ///
     /// # Errors
-    /// When values do not go together, or something that a cell needs is missing.
+    /// If values do not go together, or the directory exists.
     pub fn new(order: &Order, dir: &Path) -> Result<Runner> {
         if dir.exists() {
             return Err(Error::Unusable {
@@ -57,10 +56,11 @@ impl Runner {
         })
     }
 
-    /// Goes on with a run that was interrupted.
+    /// Loads an interrupted run, to continue it.
     ///
     /// # Errors
-    /// When it is no such run, or is damaged, or was not planned by this program's experiment.
+    /// If the directory is not such a run, is damaged, or was planned by another version of the
+    /// experiment.
     pub fn resume(dir: &Path) -> Result<Runner> {
         let mut run = Run::load(dir)?;
         let not = |reason: String| Error::Unusable {
@@ -92,8 +92,8 @@ impl Runner {
         })
     }
 
-    /// Tries what each cell's evidence makes suspect, too: right after the cell, and for cells that
-    /// were run already.
+    /// Also tests the limiter that each cell's evidence suggests: right after the cell, or, for
+    /// cells that have run already, before the first new cell.
     pub fn confirm(&mut self) {
         if let Some(plan) = &mut self.run.experiment {
             plan.confirm = true;
@@ -104,10 +104,10 @@ impl Runner {
         self.plan().is_some_and(|plan| plan.confirm)
     }
 
-    /// Runs all cells in a KVM host that is emulated.
+    /// Runs all cells in an emulated KVM host.
     ///
     /// # Errors
-    /// When some of them were run elsewhere: they would not compare.
+    /// If some cells have run outside it: their results would not be comparable.
     pub fn use_kvm_host(&mut self) -> Result<()> {
         let is_there = self.runs_in_kvm_host();
         let Some(plan) = &mut self.run.experiment else {
@@ -136,7 +136,7 @@ impl Runner {
         self.experiment.name()
     }
 
-    /// The cells that are not run yet, with what varies between cells, and how long each will take.
+    /// Returns the cells that have not run yet, each with its varying values and estimated time.
     pub fn left(&self) -> impl Iterator<Item = (&Planned, String, Duration)> {
         self.left.iter().map(|planned| {
             let settings = Settings(planned.settings.clone());
@@ -145,7 +145,7 @@ impl Runner {
         })
     }
 
-    /// What these cells need, each once.
+    /// Returns the requirements of these cells, without duplicates.
     fn needs(&self, cells: &[Planned]) -> Result<Vec<Need>> {
         let mut needs = Vec::new();
         for planned in cells {
@@ -158,10 +158,10 @@ impl Runner {
         Ok(needs)
     }
 
-    /// Looks for what the cells need.
+    /// Checks the requirements of all cells that have not run yet.
     ///
     /// # Errors
-    /// One that names everything that is missing.
+    /// One error that names everything that is missing.
     pub fn check_needs(&self) -> Result<()> {
         let in_kvm_host = self.runs_in_kvm_host();
         let mut missing: Vec<Error> = Vec::new();
@@ -187,10 +187,10 @@ impl Runner {
         }
     }
 
-    /// Runs what is left. `progress` is told of every step.
+    /// Runs the remaining cells. Calls `progress` at each step.
     ///
     /// # Errors
-    /// That of the first cell that cannot be run; those before it are in the run directory.
+    /// The error of the first cell that fails; the cells before it are saved in the run directory.
     pub fn run(mut self, context: &Context, progress: &mut dyn FnMut(&str)) -> Result<()> {
         self.check_needs()?;
         scratch::sweep();
@@ -239,7 +239,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Plans what comes after a cell, to be run as the `index`th.
+    /// Plans the cell that follows from `cell`, if any, and inserts it at `index`.
     fn go_on(&mut self, index: usize, cell: &Cell) -> Result<()> {
         let plan = self.run.experiment.as_mut();
         if let Some(next) = plan.and_then(|plan| next::plan(self.experiment, plan, cell)) {
@@ -253,13 +253,13 @@ impl Runner {
         if !self.runs_in_kvm_host() {
             return Ok(self.experiment.begin(context));
         }
-        // Cells that were run already may still be tried.
+        // The trials of cells that have run already may still be missing.
         let cells = self.plan().map_or(&[][..], |plan| &plan.cells);
         let needs = self.needs(cells)?;
         Ok(Box::new(Nested::new(self.experiment, context, needs)))
     }
 
-    /// Of cells that were run already, the trials that are missing.
+    /// Runs the missing trials of cells that have run already.
     fn try_ended(
         &mut self,
         session: &mut dyn Session,
@@ -278,7 +278,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Runs the trial of what the cell's evidence makes suspect, unless it was run.
+    /// Runs the trial of the limiter that the cell's evidence suggests, unless that trial has run.
     fn try_limiter(
         &mut self,
         session: &mut dyn Session,
@@ -294,7 +294,7 @@ impl Runner {
             .iter()
             .find(|one| one.planned.id == trial.planned.id)
         {
-            // Rules may have changed since: the trial is that of its time.
+            // The rules may have changed since; a trial that has run is kept.
             Some(known) if Cell::load(&self.dir, &known.planned)?.is_some() => return Ok(()),
             Some(_) => plan.trials.retain(|one| one.planned.id != trial.planned.id),
             None => {}
@@ -328,7 +328,7 @@ impl Runner {
         let begin = Instant::now();
         let Begun { planned, started } = begun;
         let folder = planned.folder(&self.dir);
-        // What an interrupted cell has left there.
+        // An interrupted cell may have left files.
         if folder.exists() {
             fs::remove_dir_all(&folder).context(|| format!("cannot empty {}", folder.display()))?;
         }
@@ -355,7 +355,7 @@ impl Runner {
         Ok(cell)
     }
 
-    /// What varies: `disk=qemu, iodepth=32`.
+    /// Returns the varying values of a cell: `disk=qemu, iodepth=32`.
     fn label(&self, planned: &Planned) -> String {
         let axes = self.run.experiment.iter().flat_map(|plan| &plan.parameters);
         let axes = axes.filter(|(_, values)| values.len() > 1);
@@ -379,7 +379,7 @@ struct Begun {
     started: u64,
 }
 
-/// How long cells take next to what was expected.
+/// Compares the time that cells have taken with their estimates.
 #[derive(Default)]
 struct Pace {
     expected: Duration,
@@ -392,7 +392,7 @@ impl Pace {
         self.taken += taken;
     }
 
-    /// `about 5m left`.
+    /// Returns the remaining time as text: `about 5m left`.
     fn left(&self, expected: Duration) -> String {
         let ratio = match self.expected.is_zero() {
             true => 1.0,
@@ -402,7 +402,7 @@ impl Pace {
     }
 }
 
-/// A time without more digits than an estimate has.
+/// Formats a time, rounded to the precision of an estimate.
 pub fn rough(time: Duration) -> String {
     let seconds = time.as_secs().max(1);
     let step = match seconds {
@@ -413,7 +413,7 @@ pub fn rough(time: Duration) -> String {
     short_duration(Duration::from_secs(seconds.div_ceil(step) * step))
 }
 
-/// What a stranger's plan may hold.
+/// Checks a cell of a plan that was read from a file, which may have any contents.
 fn check(experiment: &dyn Experiment, planned: &Planned) -> Result<()> {
     let parameters = experiment.parameters();
     let names: BTreeMap<_, _> = parameters.iter().map(|one| (one.name, one)).collect();
@@ -439,7 +439,7 @@ fn new_run(experiment: &dyn Experiment, plan: run::Experiment) -> Run {
     }
 }
 
-/// The name of a run directory that is made now: `fathom-wiki-20261121-044538.run` (UTC).
+/// Returns the default name of a run directory: `fathom-wiki-20261121-044538.run` (UTC).
 pub fn default_output(experiment: &dyn Experiment) -> PathBuf {
     let begun = Utc::from_seconds(now()).to_string();
     let begun = begun.replace(['-', ':'], "").replace(' ', "-");

@@ -1,4 +1,4 @@
-//! What several experiments have in common.
+//! Parameters and requirements that several experiments have in common.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::machine::{Aio, FileSystem};
 use crate::server;
 use crate::workload::Rw;
 
-/// Any server, also one that runs already.
+/// Any server, including one that runs already.
 pub const DISK: Parameter = Parameter::new(
     "disk",
     "Server of the disk",
@@ -33,7 +33,7 @@ pub const fn aio(default: &'static str) -> Parameter {
     )
 }
 
-/// Without a default it is for the experiment to say.
+/// An empty default leaves the size to the experiment.
 pub const fn image_size(default: &'static str) -> Parameter {
     Parameter::new(
         "size",
@@ -53,12 +53,12 @@ pub const FILE_SYSTEM: Parameter = Parameter::new(
     "ext4",
 );
 
-/// As many as a disk may have queues.
+/// The maximum equals the maximum number of queues of a disk.
 pub const fn vcpus(default: &'static str) -> Parameter {
     Parameter::new("vcpus", "Number of CPUs of the guest", count(64), default)
 }
 
-/// fio's patterns, but for trims: a load of nothing else is measured nowhere.
+/// fio's patterns except trims: a load of only trims is not measured.
 pub const RW: Parameter = Parameter::new(
     "rw",
     "Pattern of fio's requests in the guest",
@@ -104,7 +104,7 @@ pub const fn count(most: u64) -> Kind {
     Kind::Count { least: 1, most }
 }
 
-/// What our small user space takes there, with a disk.
+/// Returns the requirements for running our small user space with a disk in this environment.
 pub fn instance_needs(kind: instance::Kind) -> Vec<Need> {
     let on_this_kernel = |what| {
         let programs = ["busybox", "unshare", "losetup"].map(Need::Program);
@@ -132,12 +132,12 @@ pub fn instance_needs(kind: instance::Kind) -> Vec<Need> {
     }
 }
 
-/// A share of CPU time, in CPUs.
+/// A share of CPU time, as a number of CPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpus(pub f64);
 
 impl Cpus {
-    /// How to say them.
+    /// The accepted values, for help.
     pub const FORM: &str = "0.01 to 1024";
 }
 

@@ -1,4 +1,4 @@
-//! One technology, attribute by attribute.
+//! A cell: all attributes of one technology.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,18 +18,18 @@ use crate::experiment::{Settings, Yield, probe, technologies};
 use crate::page_cache;
 use crate::work::{AROUND_FIO, Worked};
 
-/// As fio's figures have it.
+/// The name of the measure in fio's results.
 const P99: &str = "latency.p99";
 const SHORT: Duration = Duration::from_secs(120);
-/// For the time that an instance which wants a CPU is looked at: many periods of a limit.
+/// Time for which a busy instance is observed: many periods of its CPU limit.
 const LOOK: Duration = Duration::from_secs(3);
-/// That instances share.
+/// The CPU that the instances share.
 const CPU: usize = 0;
 
 pub struct Cell {
-    /// The technology's, with reads of 4 KiB one at a time.
+    /// The technology's cell with random reads of 4 KiB, one at a time.
     latency: technologies::Cell,
-    /// The same with 128 KiB in order.
+    /// The technology's cell with sequential reads of 128 KiB.
     throughput: technologies::Cell,
     pub runtime: Duration,
     cap: f64,
@@ -50,10 +50,10 @@ impl Cell {
         })
     }
 
-    /// What can be said before anything runs.
+    /// Checks the values before anything is run.
     ///
     /// # Errors
-    /// When values do not go together, or do not work on this machine.
+    /// If values do not go together, or do not work on this machine.
     pub fn check(&self) -> Result<()> {
         let refuse = |why: &str| Err(Error::Protocol(why.into()));
         if self.cap >= 1.0 {
@@ -72,15 +72,15 @@ impl Cell {
         self.latency.technology
     }
 
-    /// How its reads are made, and its instances.
+    /// Returns the cell with reads of 4 KiB, which also describes the instances.
     pub fn latency(&self) -> &technologies::Cell {
         &self.latency
     }
 
-    /// All attributes, on the first disk; the other one is the neighbour's.
+    /// Measures all attributes, on the first disk. The second disk is the neighbour's.
     ///
     /// # Errors
-    /// Everything that can go wrong with instances, servers, fio and limits.
+    /// Any failure of instances, servers, fio and limits.
     pub fn run(
         &self,
         fathom: &Path,
@@ -114,7 +114,7 @@ impl Cell {
         })
     }
 
-    /// An instance without programs that does nothing: what it takes.
+    /// Returns the start-up time and the memory of an idle instance without programs.
     fn idle(&self, fathom: &Path, disk: &Path) -> Result<Vec<Measure>> {
         let kind = self.technology().kind();
         let spec = Spec {
@@ -139,7 +139,8 @@ impl Cell {
         Ok(measures)
     }
 
-    /// Reads with nobody beside it: those of 4 KiB, and what follows from them and from others.
+    /// Reads without a neighbour. Returns the results of the 4 KiB reads, and measures of all
+    /// reads.
     fn alone(&self, own: &mut Instance, disk: &Path) -> Result<(Seen, Vec<Measure>)> {
         page_cache::forget(disk)?;
         let throughput = read(&self.throughput, own)?;
@@ -156,7 +157,8 @@ impl Cell {
         Ok((latency, figures))
     }
 
-    /// The same reads of 4 KiB beside an instance that reads, too.
+    /// Reads 4 KiB blocks next to a neighbour that reads from the same storage, with and without
+    /// limit.
     fn on_the_disk(
         &self,
         own: &mut Instance,
@@ -177,7 +179,7 @@ impl Cell {
         Ok(measures)
     }
 
-    /// The same beside one that is on the same CPU and does not pause.
+    /// Reads 4 KiB blocks next to a busy neighbour on the same CPU, with and without limit.
     fn on_its_cpu(&self, own: &mut Instance, fathom: &Path, disk: &Path) -> Result<Vec<Measure>> {
         own.pin(CPU)?;
         let alone = read(&self.latency, own)?;
@@ -189,8 +191,7 @@ impl Cell {
         Ok(measures)
     }
 
-    /// What it takes of a CPU that it wants all of, and is to have a part of. It is of no use
-    /// afterwards.
+    /// Measures the CPU time of a busy instance with a CPU limit. The instance is ended.
     fn capped(&self, mut own: Instance) -> Result<[Measure; 2]> {
         own.check(SPIN, SHORT)?;
         let group = Limited::new(Limit::Cpus(self.cap))?;
@@ -198,14 +199,14 @@ impl Cell {
         let (begin, before) = (Instant::now(), own.cpu_seconds());
         std::thread::sleep(LOOK);
         let took = (own.cpu_seconds() - before) / begin.elapsed().as_secs_f64();
-        drop(own); // the group goes after its processes
+        drop(own); // processes end before their group is removed
         let percent =
             |name: &str, part| Measure::new(name, Unit::Percent, part * 100.0, Better::Neither);
         Ok([percent("cap.set", self.cap), percent("cap.got", took)])
     }
 }
 
-/// As the experiment `technologies` has it, with one thread and one request in flight.
+/// Returns a cell of the experiment `technologies`, with one thread and one request in flight.
 fn technology(settings: &Settings, test: &str) -> Result<technologies::Cell> {
     let mut all = Settings::defaults(technologies::PARAMETERS)
         .with("threads", 1)
@@ -225,7 +226,7 @@ fn read(cell: &technologies::Cell, own: &mut Instance) -> Result<Seen> {
     })
 }
 
-/// Of its CPU and its memory.
+/// Returns the speed of the instance's CPU and memory.
 fn speed(own: &mut Instance) -> Result<[Measure; 2]> {
     let script = format!("{} guest probe", own.program());
     let (sort, read) = probe::parse(&own.check(&script, SHORT)?)?;
@@ -233,9 +234,9 @@ fn speed(own: &mut Instance) -> Result<[Measure; 2]> {
     Ok([ns("cpu", sort), ns("memory-access", read)])
 }
 
-/// The 99th percentile beside a neighbour, and how many times that of reads alone it is.
+/// Returns the 99th percentile next to a neighbour, and its ratio to that of reads alone.
 fn compared(who: &str, seen: &Seen, alone: &Seen) -> Vec<Measure> {
-    // Of too few reads it cannot be told.
+    // A percentile needs enough reads.
     let Some(p99) = renamed(P99, &format!("p99.{who}"), seen) else {
         return Vec::new();
     };

@@ -1,4 +1,4 @@
-//! What can be seen: by the host of an instance, and by it of itself.
+//! What the host sees of an instance, and what the instance sees of itself.
 
 use std::fs;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use crate::process_tree;
 
 const SHORT: Duration = Duration::from_secs(60);
 const EVENTS: &str = "/sys/kernel/tracing/available_events";
-/// Processes that are looked for.
+/// Number of processes that are started in the instance and searched on the host.
 const PROCESSES: usize = 5;
 
-/// All of it, as far as it can be told.
+/// Returns all measures that are available.
 ///
 /// # Errors
-/// When a script fails in the instance.
+/// If a script fails in the instance.
 pub fn measures(kind: Kind, instance: &mut Instance) -> Result<Vec<Measure>> {
     let count = |name: &str, value: f64| Measure::new(name, Unit::Count, value, Better::Neither);
     let mut measures = vec![count("events.own", own_events(kind, instance)?)];
-    // None without root's rights, or where nobody has mounted it.
+    // Not readable without root privileges, or if tracefs is not mounted.
     if let Ok(text) = fs::read_to_string(EVENTS) {
         measures.push(count("events.host", host_events(kind, &text)));
     }
@@ -31,7 +31,7 @@ pub fn measures(kind: Kind, instance: &mut Instance) -> Result<Vec<Measure>> {
     Ok(measures)
 }
 
-/// Of this machine's events, those that tell of what happens in it.
+/// Returns the number of this machine's tracing events that show what happens in the instance.
 fn host_events(kind: Kind, all: &str) -> f64 {
     let is_told = |event: &&str| match kind {
         Kind::Bare | Kind::Container => true,
@@ -41,7 +41,8 @@ fn host_events(kind: Kind, all: &str) -> f64 {
     all.lines().filter(is_told).count() as f64
 }
 
-/// What is in its tracefs. A kernel of its own has one to mount; others see what is there.
+/// Returns the number of events in the instance's tracefs. An instance with a kernel of its own
+/// mounts tracefs; others see what exists.
 fn own_events(kind: Kind, instance: &mut Instance) -> Result<f64> {
     let mount = match kind {
         Kind::Bare | Kind::Container => "true",
@@ -53,7 +54,7 @@ fn own_events(kind: Kind, instance: &mut Instance) -> Result<f64> {
     number(&instance.check(&script, SHORT)?)
 }
 
-/// The part of some processes in it that the host sees by their name.
+/// Starts processes in the instance. Returns the share that the host finds by name.
 fn processes_seen(instance: &mut Instance) -> Result<f64> {
     let before = process_tree::named(instance.pid(), "sleep").len();
     let script =
@@ -64,10 +65,10 @@ fn processes_seen(instance: &mut Instance) -> Result<f64> {
     Ok(seen as f64 / PROCESSES as f64)
 }
 
-/// Bytes that a kernel of its own keeps of what it was given.
+/// Returns the bytes of the given memory that the instance's kernel keeps.
 ///
 /// # Errors
-/// When the script fails in the instance.
+/// If the script fails in the instance.
 pub fn kept_by_kernel(instance: &mut Instance, given: u64) -> Result<f64> {
     let script = "sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
     let kib = number(&instance.check(script, SHORT)?)?;

@@ -1,4 +1,4 @@
-//! A second instance of the same technology, which does too much.
+//! A neighbour: a second instance of the same technology, with a heavy load.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,23 +12,24 @@ use crate::work::{Engine, FioJob};
 use crate::workload::Rw;
 
 const SHORT: Duration = Duration::from_secs(120);
-/// Until fio is at work, also in an emulated machine.
+/// Seconds until fio works, also in an emulated machine.
 const STARTING: u32 = 3;
-/// Longer than anybody looks.
+/// Longer than any measurement.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
-/// It is killed on drop.
+/// A neighbour. It is killed on drop.
 pub struct Neighbour {
-    // Fields are dropped in order: processes go before their group.
+    // Fields are dropped in order: the processes before their control group.
     instance: Instance,
     limit: Option<Limited>,
 }
 
 impl Neighbour {
-    /// One that reads from the disk as fast as it can, or so many a second.
+    /// Starts a neighbour that reads from the disk as fast as possible, or `limit` times per
+    /// second.
     ///
     /// # Errors
-    /// When it does not come up, or cannot be limited.
+    /// If the neighbour does not start, or cannot be limited.
     pub fn on_disk(
         cell: &Cell,
         fathom: &Path,
@@ -66,10 +67,10 @@ impl Neighbour {
         })
     }
 
-    /// One that does not pause, on that CPU.
+    /// Starts a neighbour that is always busy, on the CPU `cpu`.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// If the neighbour does not start.
     pub fn on_cpu(cell: &Cell, fathom: &Path, disk: &Path, cpu: usize) -> Result<Neighbour> {
         let spec = cell.latency().spec(fathom, disk);
         let mut instance = Instance::start(cell.technology().kind(), &spec)?;
@@ -81,10 +82,10 @@ impl Neighbour {
         })
     }
 
-    /// Gives it so much of a CPU.
+    /// Limits the neighbour's CPU time to a number of CPUs.
     ///
     /// # Errors
-    /// When it cannot be limited.
+    /// If the limit cannot be set.
     pub fn limit(&mut self, cpus: f64) -> Result<()> {
         let group = Limited::new(Limit::Cpus(cpus))?;
         group.take(self.instance.processes())?;
@@ -93,7 +94,7 @@ impl Neighbour {
     }
 }
 
-/// Something that does not pause, for as long as the instance lives.
+/// Script that starts a busy loop, which runs as long as the instance.
 pub const SPIN: &str = "(sh -c 'while :; do :; done' >/dev/null 2>&1 &)";
 
 fn load(cell: &Cell) -> FioJob {

@@ -1,4 +1,4 @@
-//! The table's rows: measures by their names, and words.
+//! Rows of the table: measures by name, and texts.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use fathom_run::SheetRow;
 use super::Technology;
 use crate::bed::instance::Kind;
 
-/// What is measured, and what it is called.
+/// Rows with measures: heading and name of the measure.
 const MEASURED: &[(&str, &str)] = &[
     ("CPU: sorting", "cpu"),
     ("memory access: one read", "memory-access"),
@@ -34,7 +34,7 @@ const MEASURED: &[(&str, &str)] = &[
 
 type Words = fn(Kind) -> &'static str;
 
-/// What is said, in words.
+/// Rows with texts: heading, and the text for each kind of instance.
 const SAID: &[(&str, Words)] = &[
     ("CPU allocation", |kind| match kind {
         Kind::Bare => "all",
@@ -65,7 +65,7 @@ const SAID: &[(&str, Words)] = &[
     }),
 ];
 
-/// In the order in which they are shown.
+/// Returns all rows, in the order in which they are shown.
 pub fn all() -> Vec<SheetRow> {
     let measured = MEASURED.iter().map(|(heading, measure)| SheetRow {
         heading: (*heading).to_owned(),

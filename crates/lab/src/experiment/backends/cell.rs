@@ -1,4 +1,4 @@
-//! One test in one bed.
+//! A cell: one test in one bed.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,36 +19,36 @@ use crate::words::words;
 use crate::{disk_image, host, page_cache, process_tree};
 
 const SHORT: Duration = Duration::from_secs(60);
-/// Seconds of a window whose evidence tells what limits it.
+/// Minimum time in seconds of a window whose evidence is kept.
 const SHORTEST: f64 = 1.0;
-/// What a bed is expected to do at least, of bytes and of system calls.
+/// Minimum speed expected of a bed, in bytes and in system calls per second.
 const SLOWEST: u64 = 64 << 10;
 const SLOWEST_CALLS: u64 = 1000;
-/// How much larger than its data the disk is, at least, and in parts of the data.
+/// Free space on the disk in addition to the data: at least so many bytes, or a part of the data.
 const ROOM: u64 = 16 << 20;
 const ROOM_PART: u64 = 4;
-/// More of the data than this part that fsync has left in memory was not flushed: a file system
-/// writes some of its own at any time.
+/// The data divided by this is the maximum that may be unwritten after fsync, because a file system
+/// writes data of its own at any time. With more unwritten data, the bed does not flush.
 const UNFLUSHED_PART: u64 = 16;
 
 words! {
-    /// What is timed.
+    /// The test that is timed.
     pub enum Test {
-        /// From nothing to the agent's first answer.
+        /// Start of the bed until the agent's first reply.
         StartUp = "start-up",
-        /// A program that does nothing else.
+        /// A program that makes almost only system calls.
         Syscalls = "syscalls",
-        /// Data from the host into a file.
+        /// Data from the host, written to a file.
         Upload = "upload",
-        /// Data from the host, thrown away.
+        /// Data from the host, discarded.
         UploadNoWrite = "upload-no-write",
-        /// Data that is made inside into a file.
+        /// Data made in the bed, written to a file.
         WriteNoUpload = "write-no-upload",
     }
 }
 
 impl Test {
-    /// All of them.
+    /// All tests, separated by commas.
     pub const FORM_AS_DEFAULT: &str = "start-up,syscalls,upload,upload-no-write,write-no-upload";
 
     fn writes(self) -> bool {
@@ -66,7 +66,7 @@ pub struct Cell {
     cpus: Option<Cpus>,
 }
 
-/// What a test took.
+/// Time and CPU time of a test, in seconds.
 struct Took {
     seconds: f64,
     cpu: f64,
@@ -102,7 +102,7 @@ impl Cell {
         self.mib << 20
     }
 
-    /// Runs it in a bed of its own, on a disk of its own.
+    /// Runs the test in a new bed with a new disk.
     pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Result<Yield> {
         self.kind.prepare()?;
         let dir = Scratch::on_disk()?;
@@ -113,7 +113,8 @@ impl Cell {
             _ => self.within(&image, progress)?,
         };
         let mut found = Yield::from(seen);
-        // Of who was not there when the window began, or was there for a few samples, nothing can be said.
+        // The evidence is dropped if the bed did not exist when the window began, or has few
+        // samples.
         let is_short = |one: &Evidence| one.load.seconds < SHORTEST;
         if self.test == Test::StartUp || found.evidence.as_ref().is_some_and(is_short) {
             found.evidence = None;
@@ -145,7 +146,8 @@ impl Cell {
         Ok(seen)
     }
 
-    /// A test in a bed that has started: what was seen, and which bytes fsync has left in memory.
+    /// Runs a test in a bed that has started. Also returns the number of bytes that were not
+    /// written when fsync had ended, if known.
     fn within(&self, image: &Path, progress: &mut dyn FnMut(&str)) -> Result<(Seen, Option<u64>)> {
         progress(&format!("starting {}", self.kind));
         let mut bed = Instance::start(self.kind, &self.spec(image))?;
@@ -156,7 +158,7 @@ impl Cell {
         progress(&format!("{} in {}", self.test, self.kind));
         let mut watch = bed.watch();
         if !self.test.writes() {
-            watch.device = None; // its requests are those of others
+            watch.device = None; // its requests come from other programs
         }
         let sampler = Sampler::start(watch)?;
         let (begin, before) = (Instant::now(), process_tree::cpu_seconds(bed.pid()));
@@ -184,7 +186,7 @@ impl Cell {
         let done = match self.test {
             Test::StartUp => Ok(String::new()),
             Test::Syscalls => {
-                // A read and a write each.
+                // Each block takes a read and a write.
                 let count = self.calls / 2;
                 let script = format!("dd if=/dev/zero of=/dev/null bs=1 count={count} 2>&1");
                 bed.check(&script, limit)
@@ -199,7 +201,7 @@ impl Cell {
         done.map(drop)
     }
 
-    /// For what there is to be done.
+    /// Returns the time limit of the test's work.
     fn patience(&self) -> Duration {
         match self.test {
             Test::StartUp => Duration::ZERO,
@@ -248,7 +250,7 @@ impl Cell {
         }
     }
 
-    /// What to say of a bed that has left so many bytes in this machine's memory alone.
+    /// Returns a warning if a bed has left too much data only in this machine's page cache.
     fn unflushed(&self, unwritten: u64) -> Option<String> {
         if unwritten <= self.bytes() / UNFLUSHED_PART {
             return None;
@@ -263,7 +265,7 @@ impl Cell {
     }
 }
 
-/// A disk with an ext2 file system in which nothing is left to be written.
+/// Creates a disk with an ext2 file system, and flushes it.
 fn make_disk(image: &Path, bytes: u64) -> Result<()> {
     disk_image::sparse(image, bytes)?;
     host::run(

@@ -1,6 +1,6 @@
-//! What the same small user space takes in a container, in a virtual machine and in user-mode Linux:
-//! the tests of a post about backends of libguestfs (Richard W.M. Jones, "Performance of User-Mode
-//! Linux as a libguestfs backend").
+//! The same small user space in a container, in a virtual machine and in user-mode Linux: the tests
+//! of a blog post about backends of libguestfs (Richard W.M. Jones, "Performance of User-Mode Linux
+//! as a libguestfs backend").
 
 mod cell;
 
@@ -150,7 +150,7 @@ impl Experiment for Backends {
     }
 }
 
-/// A cell has a bed of its own: none begins where another one has left something.
+/// Each cell has a new bed, so that no cell is affected by an earlier one.
 struct Trying;
 
 impl Session for Trying {

@@ -1,19 +1,19 @@
-//! bonnie++'s line of figures (bon_csv2html(1)). What was too fast to be measured is `+++++` there,
-//! and what was not asked for is empty: neither is a figure, and neither is zero.
+//! bonnie++'s line of results (bon_csv2html(1)). `+++++` means too fast to be measured, and an
+//! empty field means not requested. Neither is a value, and neither is zero.
 
 use fathom_run::{Better, Measure, Unit};
 
 use crate::error::{Error, Result};
 
-/// A figure's text in an error.
+/// Maximum number of characters of a field in an error.
 const MOST_TEXT: usize = 40;
-/// bonnie++'s kilobytes.
+/// Bytes per kilobyte in bonnie++'s results.
 const KIB: f64 = 1024.0;
 
-/// A phase of bonnie++'s, in the order of its figures.
+/// A phase of bonnie++, in the order of its results.
 struct Phase {
     name: &'static str,
-    /// KiB in a second; else operations.
+    /// Whether the result is in KiB per second; otherwise it is in operations per second.
     bytes: bool,
 }
 
@@ -41,28 +41,28 @@ const FILES: [Phase; 6] = [
     operations("ran-read"),
     operations("ran-delete"),
 ];
-/// From the last figure of the data to the first of the files: their number, sizes, directories and
-/// chunks.
+/// Number of fields between the results of the data and of the files: the number, sizes,
+/// directories and chunks of the files.
 const BETWEEN: usize = 5;
 
-/// Where the data's figures begin, by the format's version.
+/// Returns the index of the first result of the data, by the format's version.
 fn first(version: &str) -> Option<usize> {
     match version {
         "1.96" | "1.97" => Some(7),
-        // It tells the number of seeks and of seekers, too; bonnie++ 2.00 says 1.98.
+        // This version also has the number of seeks and seekers. bonnie++ 2.00 prints 1.98.
         "1.98" | "2.00" => Some(9),
         _ => None,
     }
 }
 
-/// What a data plane is judged by first: blocks, written one after the other.
+/// The main measure of a disk: sequential writes of blocks.
 pub const WRITTEN: &str = "put-block.throughput";
 
-/// The measures of each phase: `NAME.throughput` or `NAME.rate`, `NAME.cpu`, `NAME.latency` (the
-/// longest operation).
+/// Returns the measures of each phase: `NAME.throughput` or `NAME.rate`, `NAME.cpu`,
+/// `NAME.latency` (the longest operation).
 ///
 /// # Errors
-/// When there is no line of a known version, or a figure is none.
+/// If no line has a known version, or if a result is not a number.
 pub fn measures(text: &str) -> Result<Vec<Measure>> {
     let line = { text.lines() }
         .map(str::trim)
@@ -96,7 +96,7 @@ pub fn measures(text: &str) -> Result<Vec<Measure>> {
         ];
         measures.extend(found.into_iter().flatten());
     }
-    // The first is a run's main one, and blocks say more of a disk than single bytes.
+    // The first is a run's main measure, and blocks say more about a disk than single bytes.
     measures.sort_by_key(|one| one.name.starts_with("putc.") || one.name.starts_with("getc."));
     Ok(measures)
 }
@@ -107,7 +107,7 @@ fn rate(phase: &Phase, text: &str) -> Result<Option<Measure>> {
         false => ("rate", Unit::PerSecond, 1.0),
     };
     let name = format!("{}.{what}", phase.name);
-    // Nothing in a second is no speed: it was not measured.
+    // Zero is not a speed: the phase was not measured.
     let value = number(&name, text)?.filter(|value| *value > 0.0);
     Ok(value.map(|value| Measure::new(name, unit, value * by, Better::Higher)))
 }
@@ -133,7 +133,7 @@ fn longest(phase: &Phase, text: &str) -> Result<Option<Measure>> {
     Ok(value.map(|value| Measure::new(name, Unit::Nanoseconds, value * ns, Better::Lower)))
 }
 
-/// A figure, if there is one.
+/// Parses a number; `None` if there is no result.
 fn number(name: &str, text: &str) -> Result<Option<f64>> {
     if is_none(text) {
         return Ok(None);
@@ -148,7 +148,7 @@ fn number(name: &str, text: &str) -> Result<Option<f64>> {
     value.map(Some).ok_or_else(|| no_figure(name, text))
 }
 
-/// Not asked for, or too fast.
+/// Whether a result was not requested, or the phase was too fast.
 fn is_none(text: &str) -> bool {
     text.bytes().all(|byte| byte == b'+')
 }
@@ -173,7 +173,7 @@ mod tests {
         263.5,15,16,,,,,21634,57,+++++,+++,+++++,+++,22124,60,+++++,+++,+++++,+++,31893us,632ms,\
         6507ms,83291us,299ms,728ms,241us,593us,443us,108us,30us,138us";
 
-    /// As bonnie++ 2.00a printed them on a disk, with and without single bytes.
+    /// Output of bonnie++ 2.00a for a disk, with and without single bytes.
     const NEW: &str = "1.98,2.00a,guest,1,1795413283,512M,,8192,5,1389,99,754829,60,+++++,+++,2340,\
         99,+++++,+++,+++++,+++,16,,,,,9177,94,+++++,+++,+++++,+++,5510,95,+++++,+++,+++++,+++,\
         7163us,201us,104us,4026us,118us,4160us,373us,463us,2172us,4378us,4076us,5112us";
@@ -185,7 +185,7 @@ mod tests {
         all.find(|one| one.name == name).map(|one| one.value)
     }
 
-    /// The figures of the post about QEMU's first data plane, as bonnie++ 1.97 says them.
+    /// The results in the blog post about QEMU's first data plane, in the format of bonnie++ 1.97.
     #[test]
     fn a_line_of_version_1_97() {
         let found = measures(&format!("a warning\n{OLD}\n")).unwrap();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every figure that is there becomes one measure, and nothing else does.
+        /// Every field with a result becomes one measure, and no other field does.
         #[test]
         fn a_line_has_as_many_measures_as_figures(
             is_new in any::<bool>(),

@@ -1,4 +1,4 @@
-//! The image that bonnie++ has its files on: written in all its blocks, with a fresh file system.
+//! The image with bonnie++'s files: all blocks are written, and the file system is new.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::host;
 use crate::machine::FileSystem;
 use crate::scratch::Scratch;
 
-/// The image of a run's cells: its blocks are written once, its file system is made for each.
+/// The image of a run's cells. Its blocks are written once; each cell makes a new file system.
 #[derive(Debug)]
 pub struct Image {
     dir: Scratch,
@@ -16,10 +16,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// Writes every block.
+    /// Creates the image and writes every block.
     ///
     /// # Errors
-    /// When there is no room, or it cannot be written.
+    /// If there is not enough space, or writing fails.
     pub fn make(bytes: u64) -> Result<Image> {
         let image = Image {
             dir: Scratch::on_disk()?,
@@ -37,10 +37,11 @@ impl Image {
         self.dir.path().join("disk.img")
     }
 
-    /// Makes a file system, and forgets what was there. It leaves no work to the guest.
+    /// Makes a new file system, which discards the old one and leaves no initialisation to the
+    /// guest.
     ///
     /// # Errors
-    /// When its program is missing or fails.
+    /// If the mkfs program is missing or fails.
     pub fn format(&self, fs: FileSystem) -> Result<()> {
         let (options, path) = (fs.options(false), self.path());
         let path = path.to_string_lossy();
@@ -61,7 +62,7 @@ mod tests {
             image.format(fs).unwrap();
             let meta = std::fs::metadata(image.path()).unwrap();
             assert!(meta.blocks() * 512 >= 8 << 20, "{fs}: {meta:?}");
-            // The other opinion is e2fsprogs'.
+            // e2fsprogs are the independent reference.
             host::run("e2fsck", &["-fn", &image.path().to_string_lossy()]).unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! bonnie++ in a guest, its disk served in several ways: how QEMU's first data plane was tried out
+//! bonnie++ in a guest, with several servers of its disk: the test of QEMU's first data plane
 //! (Eiichi Tsukata, "qemu virtio-blk data plane").
 
 mod csv;
@@ -143,9 +143,9 @@ impl Experiment for Bonnie {
 
     fn estimate(&self, settings: &Settings) -> Duration {
         const AROUND: Duration = Duration::from_secs(40);
-        /// Of five passes over the data, with the one that makes the image.
+        /// Speed of five passes over the data, including the one that writes the image.
         const BYTES_PER_SECOND: u64 = 100_000_000;
-        /// Of six tests.
+        /// Speed of six tests.
         const FILES_PER_SECOND: u64 = 5_000;
         let Ok(cell) = Cell::new(settings) else {
             return AROUND;
@@ -191,12 +191,12 @@ impl Cell {
             files: Settings::needed("files", settings.count("files")?)?,
             concurrency: Settings::needed("concurrency", settings.count("concurrency")?)?,
             direct: settings.is_on("direct"),
-            // bonnie++ would write them with O_DIRECT, too, which fails.
+            // bonnie++ would use O_DIRECT for single bytes, too, which fails.
             chars: settings.is_on("chars") && !settings.is_on("direct"),
         })
     }
 
-    /// The disk, wherever its image is.
+    /// The disk, without its image.
     fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,
@@ -206,18 +206,19 @@ impl Cell {
         }
     }
 
-    /// Of all copies.
+    /// Returns the number of files of all copies.
     fn file_count(&self) -> u64 {
         self.files * 1024 * u64::from(self.concurrency)
     }
 
-    /// Room for the data and the files of all copies. A file takes an inode, of which mke2fs makes
-    /// one for each 16 KiB.
+    /// Returns the size of the image, with room for the data and the files of all copies.
+    ///
+    /// A file needs an inode; mke2fs creates one inode for each 16 KiB.
     fn image_bytes(&self) -> u64 {
         const INODE: u64 = 16 << 10;
         let data = self.size.saturating_mul(self.concurrency.into());
         let net = data.saturating_add(self.file_count() * INODE);
-        // What the file system takes for itself at least.
+        // Minimum space used by the file system itself.
         let own = match self.fs {
             FileSystem::Ext4 | FileSystem::Ext3 | FileSystem::Ext2 => 64 * MIB,
             FileSystem::Xfs | FileSystem::Btrfs => 512 * MIB,
@@ -235,7 +236,7 @@ impl Cell {
         }
     }
 
-    /// For the guest's shell: prints bonnie++'s line of figures.
+    /// Returns the guest's shell script. It prints bonnie++'s line of results.
     fn script(&self, device: &str) -> String {
         format!(
             "mount -t {} {device} /mnt\n\
@@ -251,8 +252,8 @@ impl Cell {
         let mib = self.size / MIB;
         let direct = if self.direct { " -D" } else { "" };
         let fast = if self.chars { "" } else { " -f" };
-        // -r 0: its own check of the size knows nothing of O_DIRECT. Users are numbers: the guest
-        // has no list of them.
+        // -r 0: bonnie++'s own check of the size ignores O_DIRECT. The user is a number, because
+        // the guest has no list of users.
         format!(
             "bonnie++ -q -u 0:0 -m guest -d {dir} -r 0 -s {mib} -n {} -c {}{direct}{fast}",
             self.files, self.concurrency
@@ -260,7 +261,7 @@ impl Cell {
     }
 
     fn timeout(&self) -> Duration {
-        /// Of the tests that write and read byte by byte.
+        /// Time of the tests that write and read single bytes.
         const AROUND: Duration = Duration::from_secs(3600);
         const SLOWEST: u64 = 512 << 10;
         const FILES_PER_SECOND: u64 = 50;
@@ -269,14 +270,14 @@ impl Cell {
     }
 }
 
-/// Of a disk.
+/// Maximum number of queues of a disk.
 const MOST_QUEUES: u16 = 64;
 
 struct Trying {
     fathom: PathBuf,
-    /// Of the cell before.
+    /// The image of the previous cell.
     image: Option<Image>,
-    /// What the host itself does, by what it was asked for.
+    /// Results of the host itself, by command.
     bare: BTreeMap<String, Bare>,
 }
 
@@ -305,7 +306,7 @@ impl Session for Trying {
             parse: &|text| {
                 Ok(Worked {
                     measures: csv::measures(text)?,
-                    // How many requests it made is not known.
+                    // The number of its requests is not known.
                     load: Load {
                         threads: cell.concurrency,
                         depth: 1,
@@ -325,9 +326,10 @@ impl Session for Trying {
 }
 
 impl Trying {
-    /// What the same comes to in a directory of this machine, once for all servers of the disk.
-    /// `None` through the page cache, which is not as large as the guest's, or where bonnie++ will not
-    /// run as who this is.
+    /// Returns the result in a directory of this machine, measured once for all servers.
+    ///
+    /// `None` without O_DIRECT, because the host's page cache has another size than the guest's.
+    /// `None` without root privileges, which bonnie++ needs to run as user 0.
     fn bare(&mut self, cell: &Cell, progress: &mut dyn FnMut(&str)) -> Result<Option<Bare>> {
         if !cell.direct || !rustix::process::geteuid().is_root() {
             return Ok(None);
@@ -348,7 +350,7 @@ impl Trying {
         Ok(bare)
     }
 
-    /// An image with a fresh file system.
+    /// Returns the path of an image with a new file system.
     fn image(&mut self, cell: &Cell, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
         let bytes = cell.image_bytes();
         let image = match self.image.take().filter(|image| image.bytes() == bytes) {

@@ -1,4 +1,4 @@
-//! One launch: from the VMM's start until the guest's agent answers, and back to nothing.
+//! One launch: from the start of the VMM until the guest's agent answers, and the shutdown.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use crate::guest::Guest;
 use crate::machine::Machine;
 
 const SHORT: Duration = Duration::from_secs(60);
-/// What the kernel says before its first process.
+/// Kernel message printed just before its first process starts.
 const FIRST_PROCESS: &str = "Run /init as init process";
-/// What SeaBIOS says at its begin, and before it gives the machine away.
+/// SeaBIOS messages printed when it starts and before it starts the kernel.
 const SEABIOS: [&str; 2] = ["SeaBIOS (version", "Booting from ROM"];
-/// The lane of what follows each other.
+/// Lane of the time line with the consecutive parts.
 const LANE: &str = "machine";
 
-/// When what happened.
+/// Times of the events of a launch.
 pub(super) struct Launch {
     started: Instant,
-    /// QEMU's monitor answered: its machine was there.
+    /// QEMU's monitor answered; its machine was complete.
     monitor: Instant,
-    /// The firmware began and ended, if it says so.
+    /// SeaBIOS started and ended, if its messages were seen.
     firmware: Option<[Instant; 2]>,
     /// The kernel's clock was 0.
     pub(super) kernel: Instant,
@@ -31,21 +31,20 @@ pub(super) struct Launch {
     ready: Instant,
     /// The agent had answered.
     pub(super) answered: Instant,
-    /// The guest was asked to power itself off.
+    /// The guest was told to power off.
     asked: Instant,
     off: Instant,
     /// QEMU had ended.
     gone: Instant,
-    /// Seconds of CPU time that QEMU took until the agent had answered.
+    /// CPU time of QEMU until the agent had answered, in seconds.
     cpu: f64,
 }
 
 impl Launch {
-    /// Launches a machine; `look` may ask the guest whatever it likes once all has been measured that
-    /// belongs to its boot.
+    /// Launches a machine. Calls `look`, which may use the guest, after the boot has been measured.
     ///
     /// # Errors
-    /// When the guest does not come up, with the end of its console, or does not go down.
+    /// If the guest does not boot (with the end of its console) or does not power off.
     pub fn run(
         machine: &Machine,
         look: &mut dyn FnMut(&mut Guest) -> Result<()>,
@@ -59,7 +58,7 @@ impl Launch {
         let seen = |marker: &str| guest.console().seen_at(marker);
         let ready = seen(READY);
         let firmware = SEABIOS.map(seen);
-        // Both happened at once, so that the kernel's clock is known on the host's.
+        // The message has both clocks, so that the kernel's clock can be converted to the host's.
         let (Some(ready), Some(clock)) = (ready, clock_of(&said, READY)) else {
             return Err(Error::Protocol(
                 "the guest's kernel does not say when its agent was ready".into(),
@@ -96,7 +95,7 @@ impl Launch {
         self.gone - self.asked
     }
 
-    /// Every part of it, from when until when.
+    /// Returns each part of the launch with its begin and end.
     fn parts(&self) -> [(&'static str, Instant, Instant); 7] {
         [
             ("vmm", self.started, self.monitor),
@@ -109,7 +108,7 @@ impl Launch {
         ]
     }
 
-    /// The first is what the experiment is about.
+    /// Returns the measures. The first is the experiment's main result.
     pub fn measures(&self) -> Vec<Measure> {
         let lower = |name: &str, seconds: f64| {
             Measure::new(name, Unit::Seconds, seconds, Better::Lower).of(1)
@@ -133,7 +132,7 @@ impl Launch {
         when.saturating_duration_since(self.started).as_secs_f64()
     }
 
-    /// Its parts, as spans; that between the answer and the shutdown is nobody's.
+    /// Returns the parts as spans. The time between the answer and the shutdown belongs to no part.
     pub fn spans(&self) -> Vec<Span> {
         let span =
             |name: &str, begin, end| Span::new(LANE, name, self.since(begin), self.since(end));
@@ -149,7 +148,7 @@ impl Launch {
     }
 }
 
-/// What the kernel's clock said when it printed this.
+/// Returns the kernel's time stamp of the first message that contains `marker`.
 fn clock_of(messages: &str, marker: &str) -> Option<Duration> {
     let line = messages.lines().find(|line| line.contains(marker))?;
     let (_, rest) = line.split_once('[')?;
@@ -157,7 +156,7 @@ fn clock_of(messages: &str, marker: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds.trim().parse().ok()?).ok()
 }
 
-/// In seconds, of all threads that a process has.
+/// Returns the CPU time of all threads of a process, in seconds.
 fn cpu_time(pid: u32) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()

@@ -1,4 +1,4 @@
-//! How long a machine takes until it is of use, and where that time goes.
+//! Boot time of a machine, and the parts of which it consists.
 
 mod launch;
 mod trace;
@@ -23,17 +23,17 @@ use launch::Launch;
 
 pub struct Booting;
 
-/// No disk at all.
+/// Value of `disk` for a machine without a disk.
 const NONE: &str = "none";
-/// Of the disk, which nobody reads.
+/// Size of the disk, in bytes. The guest does not read it.
 const DISK_SIZE: u64 = 64 << 20;
 
 words! {
-    /// The kernel as QEMU gets it.
+    /// Form in which QEMU gets the kernel.
     pub enum Image {
-        /// As it is installed: its first part unpacks the rest.
+        /// As installed: its first part decompresses the rest.
         Packed = "packed",
-        /// As an ELF file, unpacked beforehand.
+        /// As an ELF file, decompressed in advance.
         Elf = "elf",
     }
 }
@@ -241,7 +241,7 @@ impl Cell {
         }
     }
 
-    /// What does not go together, if anything does not.
+    /// Returns why some values do not go together, or `None`.
     fn contradiction(&self) -> Option<String> {
         let (board, firmware, image) = (self.board, self.firmware(), self.image);
         match (board, firmware, image) {
@@ -260,14 +260,15 @@ impl Cell {
         }
     }
 
-    /// What a disk cannot do without PCI.
+    /// Returns why the disk does not work on microvm, which has no PCI, or `None`.
     fn of_its_disk(&self) -> Option<String> {
         let disk = self.disk.as_ref()?;
         match disk {
             server::Kind::QemuMapped => {
                 Some("--disk qemu-mapped: not on --machine microvm".to_owned())
             }
-            // There QEMU has ioeventfd with KVM only, and kicks would reach nobody.
+            // On microvm, QEMU has ioeventfd only with KVM. Otherwise the server would get no
+            // kicks.
             _ if !disk.is_in_qemu() && self.accelerator() != Accelerator::Kvm => Some(format!(
                 "--disk {disk}: on --machine microvm only with KVM, which QEMU needs there to hand a \
                  guest's kicks on"
@@ -276,7 +277,7 @@ impl Cell {
         }
     }
 
-    /// The disk, wherever its image is.
+    /// The disk, without its image.
     fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,
@@ -299,7 +300,7 @@ impl Cell {
     }
 }
 
-/// Launches, of which each point's first ones are different.
+/// Launches machines. The first launches of each point are warm-ups, and are not measured.
 struct Launching {
     fathom: PathBuf,
     warm: BTreeSet<Settings>,
@@ -323,7 +324,7 @@ impl Session for Launching {
             Image::Packed => kernel,
             Image::Elf => kernel.unpacked(&dir.path().join("vmlinux"))?,
         });
-        // One server for all launches of the cell: its own start is no part of them.
+        // One server for all launches of the cell, so that its start is not measured.
         let mut server = None;
         if let Some(kind) = &cell.disk {
             let path = dir.path().join("disk.img");
@@ -371,7 +372,7 @@ impl Session for Launching {
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What happens in a launch.
+/// Launches a machine whose kernel traces its boot, and returns the time line.
 fn time_line(machine: &Machine) -> Result<Timeline> {
     let mut machine = machine.clone();
     machine.append.extend(trace::words());
@@ -386,7 +387,7 @@ fn time_line(machine: &Machine) -> Result<Timeline> {
         begin: span.begin + kernel,
         ..span
     });
-    // Later ones are those that read the trace.
+    // Later spans come from the programs that read the trace.
     spans.extend(traced.filter(|span| span.begin < end));
     Ok(Timeline { spans })
 }

@@ -1,4 +1,4 @@
-//! What a guest's kernel traces of its own boot: initcalls, and the programs of its user space.
+//! Trace of a guest's boot by its kernel: initcalls, and the programs of its user space.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,10 +12,12 @@ const EVENTS: &str = "initcall:initcall_start,initcall:initcall_finish,sched:sch
                       sched:sched_process_exit";
 const READ: &str = "mount -t tracefs tracefs /sys/kernel/tracing\ncat /sys/kernel/tracing/trace";
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What took less is in nobody's way.
+/// Minimum time of a span, in seconds. Shorter ones are not of interest.
 const LEAST: f64 = 50e-6;
 
-/// Words for the guest's kernel: from its first moment on, by the clock that its messages have.
+/// Returns kernel parameters that enable tracing from the start of the boot.
+///
+/// Time stamps use the same clock as the kernel's messages.
 pub(super) fn words() -> [String; 3] {
     [
         format!("trace_event={EVENTS}"),
@@ -24,15 +26,15 @@ pub(super) fn words() -> [String; 3] {
     ]
 }
 
-/// What the guest has traced so far, in seconds of its kernel's clock.
+/// Returns what the guest has traced so far, in seconds of its kernel's clock.
 ///
 /// # Errors
-/// When its kernel does not trace.
+/// If the guest's kernel cannot trace.
 pub(super) fn read(guest: &mut Guest) -> Result<Vec<Span>> {
     Ok(spans(&guest.check(READ, PATIENCE)?))
 }
 
-/// One line of the tracer's text: `comm-pid [cpu] flags seconds: event: fields`.
+/// An event in a line of the tracer's text: `comm-pid [cpu] flags seconds: event: fields`.
 struct Event<'a> {
     pid: &'a str,
     at: f64,
@@ -42,7 +44,8 @@ struct Event<'a> {
 
 impl<'a> Event<'a> {
     fn parse(line: &'a str) -> Option<Event<'a>> {
-        // A command may hold anything, but not as much as an event's whole name.
+        // A command name may contain anything, but is too short to contain the whole name of an
+        // event.
         let mut names = EVENTS
             .split(',')
             .filter_map(|event| event.split(':').nth(1));
@@ -65,7 +68,7 @@ impl<'a> Event<'a> {
 
 fn spans(text: &str) -> Vec<Span> {
     let mut spans = Vec::new();
-    // Begun, by the thread in which they run: an initcall is never in another one of its thread's.
+    // Calls and programs that have started, by thread. Initcalls of one thread are not nested.
     let (mut calls, mut programs) = (HashMap::new(), HashMap::new());
     for event in text.lines().filter_map(Event::parse) {
         match event.name {
@@ -79,7 +82,7 @@ fn spans(text: &str) -> Vec<Span> {
                 }
             }
             "sched_process_exec" => {
-                // A program that becomes another one ends there.
+                // A program ends when its process executes another one.
                 let next = (event.field("filename").unwrap_or("?"), event.at);
                 if let Some(pid) = event.field("pid")
                     && let Some((program, begin)) = programs.insert(pid, next)
@@ -91,7 +94,7 @@ fn spans(text: &str) -> Vec<Span> {
                 if let Some((program, begin)) =
                     event.field("pid").and_then(|pid| programs.remove(pid))
                 {
-                    // busybox's shell starts itself, under another name.
+                    // busybox's shell executes itself; `comm` has the name of the applet.
                     let name = match program {
                         "/proc/self/exe" => event.field("comm").unwrap_or(program),
                         _ => program,
@@ -106,8 +109,8 @@ fn spans(text: &str) -> Vec<Span> {
     spans
 }
 
-/// `pci_init+0x0/0x10` is `pci_init`; a module's function, which is gone when somebody asks, has no
-/// name.
+/// Returns the name of a function: `pci_init+0x0/0x10` is `pci_init`. A module's init function has
+/// no name, because it is freed before the trace is read.
 fn symbol(function: &str) -> &str {
     match function.split('+').next() {
         Some(name) if !name.starts_with("0x") => name,

@@ -1,4 +1,4 @@
-//! What a cell is asked to do, and whether that can work.
+//! A cell's settings, and checks of them.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::server::{self, Spec};
 pub enum Side {
     /// On this machine itself.
     Bare,
-    /// In a guest whose disk is served by this.
+    /// In a guest whose disk is served by this server.
     Guest(server::Kind),
 }
 
 const BARE: &str = "bare";
 
 impl Side {
-    /// How they are said.
+    /// The accepted values, for help.
     pub const FORM: &str = "bare, fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd";
 }
 
@@ -48,7 +48,7 @@ impl FromStr for Side {
     }
 }
 
-/// A guest's disk and what is around it.
+/// A guest's disk and its environment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bench {
     pub fs: FileSystem,
@@ -65,11 +65,11 @@ pub struct Cell {
     pub bench: Bench,
 }
 
-/// Of a load at the talk's sizes.
+/// Runtime of a load at scale 1.
 const RUNTIME: Duration = Duration::from_secs(300);
-/// Too short for a median to mean anything, but enough to see that it works.
+/// Minimum runtime. A median of so short a load means little, but the load is known to work.
 const SHORTEST: Duration = Duration::from_secs(2);
-/// Of an image, for the file system's own.
+/// Space in an image for the file system itself.
 const OVERHEAD: u64 = 128 << 20;
 
 impl Cell {
@@ -95,7 +95,7 @@ impl Cell {
         })
     }
 
-    /// What can be said before anything is run.
+    /// Checks the settings before anything is run.
     ///
     /// # Errors
     /// One line that says which values do not go together.
@@ -119,7 +119,7 @@ impl Cell {
 }
 
 impl Bench {
-    /// The disk to be served, wherever its image is. One queue, as guests had in 2010.
+    /// The disk, without its image. It has one queue, as guests had in 2010.
     pub fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,
@@ -129,8 +129,8 @@ impl Bench {
         }
     }
 
-    /// A script that trims the guest's device, makes the file system anew, and mounts it. Nothing of
-    /// it goes on in the background afterwards.
+    /// Returns a script that trims the guest's device, makes a new file system, and mounts it. No
+    /// background work is left afterwards.
     pub fn mount(&self, device: &str, place: &str) -> String {
         let fs = self.fs;
         let options = match fs {

@@ -1,5 +1,5 @@
-//! The talk's scenarios, and the scripts that make their files and run them: the same in a guest
-//! and on the host.
+//! The talk's scenarios, and the scripts that create their files and run them. The scripts are the
+//! same in a guest and on the host.
 
 use std::fmt;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::work::{Shape, Worked};
 /// A row of the talk's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// What fio can say, and its block size.
+    /// A scenario that fio can run, and its block size in bytes.
     Fio(fio::Scenario, u32),
     MailServer,
 }
@@ -26,7 +26,7 @@ const SMALL: u32 = 8 << 10;
 const LARGE: u32 = 256 << 10;
 
 impl Scenario {
-    /// In the talk's order.
+    /// All scenarios, in the talk's order.
     pub const ALL: [Scenario; 8] = [
         Scenario::Fio(fio::Scenario::LargeFileCreates, LARGE),
         Scenario::Fio(fio::Scenario::SequentialReads, LARGE),
@@ -37,7 +37,7 @@ impl Scenario {
         Scenario::Fio(fio::Scenario::Mixed, SMALL),
         Scenario::MailServer,
     ];
-    /// How they are said.
+    /// The accepted values, for help.
     pub const FORM: &str = "large-file-creates-256k, sequential-reads-256k, \
                             large-file-creates-8k, sequential-reads-8k, random-reads, \
                             random-writes, mixed, mail-server";
@@ -67,7 +67,7 @@ impl FromStr for Scenario {
     }
 }
 
-/// A share of the talk's sizes and times.
+/// Factor for the talk's sizes and times: above 0, at most 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale(pub f64);
 
@@ -82,7 +82,7 @@ impl FromStr for Scale {
     }
 }
 
-/// What one cell does, wherever.
+/// The work of a cell, in a guest or on the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     pub scenario: Scenario,
@@ -92,19 +92,19 @@ pub struct Load {
     pub seed: u64,
 }
 
-/// Where scripts find things, in the shell's spelling.
+/// Paths for scripts, quoted for the shell.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// A directory that is empty, for the load's files.
+    /// An empty directory for the load's files.
     pub files: String,
-    /// A directory for all else.
+    /// A directory for all other files.
     pub notes: String,
-    /// How to call this program.
+    /// The command that runs this program.
     pub fathom: String,
 }
 
 impl Place {
-    /// In a guest.
+    /// Returns the paths in a guest.
     pub fn in_guest() -> Place {
         Place {
             files: "/mnt".into(),
@@ -113,7 +113,7 @@ impl Place {
         }
     }
 
-    /// On this machine, in the directory where the script runs.
+    /// Returns the paths on this machine, relative to the script's working directory.
     pub fn on_host(fathom: &Path) -> Place {
         Place {
             files: "./files".into(),
@@ -123,16 +123,16 @@ impl Place {
     }
 }
 
-/// Files are as many as fio has at the talk's size, for each of its processes.
+/// Raises the limit of open files: at the talk's size, each process of fio opens many.
 const LIMITS: &str = "ulimit -n \"$(ulimit -H -n)\"";
-/// Nothing of the files is in memory afterwards, as far as one may have it so.
+/// Writes all data back, and drops the page cache if permitted.
 const FORGET: &str = "sync\n{ echo 3 >/proc/sys/vm/drop_caches; } 2>/dev/null || true";
 
 impl Load {
-    /// What can be said before anything is run.
+    /// Checks the load before anything is run.
     ///
     /// # Errors
-    /// When the numbers do not go together.
+    /// If the numbers do not go together.
     pub fn check(&self) -> Result<()> {
         match self.scenario {
             Scenario::Fio(one, size) => self.job("/mnt", one, size).map(drop),
@@ -140,11 +140,11 @@ impl Load {
         }
     }
 
-    /// What its files take at most, roughly.
+    /// Returns the estimated maximum size of the load's files, in bytes.
     pub fn bytes(&self) -> Result<u64> {
         Ok(match self.scenario {
             Scenario::Fio(one, size) => self.fio_job(Path::new("/mnt"), one, size).bytes(),
-            // There may be twice as many files later on.
+            // The number of files may double while the load runs.
             Scenario::MailServer => {
                 let options = self.mail_server()?;
                 let mean = u64::from(options.max_size.min(MEAN_MAIL));
@@ -153,7 +153,7 @@ impl Load {
         })
     }
 
-    /// Makes the files.
+    /// Returns a script that creates the files.
     pub fn prepare(&self, place: &Place) -> Result<String> {
         let Place {
             files,
@@ -161,7 +161,7 @@ impl Load {
             fathom,
         } = place;
         let make = match self.scenario {
-            // It makes its files itself.
+            // This scenario creates its files itself.
             Scenario::Fio(fio::Scenario::LargeFileCreates, _) => String::new(),
             Scenario::Fio(one, size) => {
                 let job = make_file(&self.fio_job(Path::new(files), one, size))?;
@@ -175,7 +175,7 @@ impl Load {
         Ok(format!("{LIMITS}\n{make}\n{FORGET}\n"))
     }
 
-    /// The load, on the files that are there; prints what [`parse`](Self::parse) takes.
+    /// Returns a script that runs the load on the files; [`parse`](Self::parse) takes its output.
     pub fn run(&self, place: &Place) -> Result<String> {
         let Place {
             files,
@@ -195,7 +195,7 @@ impl Load {
         Ok(format!("{LIMITS}\n{load}\n"))
     }
 
-    /// The figures of what [`run`](Self::run) has printed.
+    /// Parses the output of [`run`](Self::run).
     pub fn parse(&self, text: &str) -> Result<Worked> {
         match self.scenario {
             Scenario::Fio(..) => {
@@ -224,7 +224,7 @@ impl Load {
         }
     }
 
-    /// The text of a job of fio's.
+    /// Returns the text of a job file for fio.
     fn job(&self, dir: &str, one: fio::Scenario, size: u32) -> Result<String> {
         let text = job_file(&self.fio_job(Path::new(dir), one, size))?;
         Ok(format!("{text}randseed={}\n", self.seed))
@@ -242,7 +242,7 @@ impl Load {
         Ok(options.scaled(self.scale.0)?)
     }
 
-    /// The same for `fathom bench`.
+    /// Returns the same options as arguments of `fathom bench`.
     fn mail_server_words(&self) -> String {
         let Load { threads, scale, .. } = self;
         format!(
@@ -255,16 +255,16 @@ impl Load {
         )
     }
 
-    /// The talk's 100, or one for each thread.
+    /// Number of directories: the talk's 100, or one for each thread if that is more.
     fn dirs(&self) -> u16 {
         self.threads.max(100)
     }
 }
 
-/// Of the mail server's files.
+/// Mean size of the mail server's files, in bytes.
 const MEAN_MAIL: u32 = 48 << 10;
 
-/// fio with a job; its report is in NOTES/NAME.json.
+/// Returns a script that runs fio with a job, and writes its report to NOTES/NAME.json.
 fn run_fio(notes: &str, name: &str, job: &str) -> String {
     format!(
         "cat >{notes}/{name}.fio <<'END OF JOB'\n{job}END OF JOB\n\
@@ -317,7 +317,7 @@ mod tests {
             "{run}"
         );
         assert!(!run.contains("create_only") && prepare.ends_with("|| true\n"));
-        // The same files.
+        // The files are the same.
         let files = &place.files;
         assert!(
             prepare.contains(&format!("directory={files}\n")),

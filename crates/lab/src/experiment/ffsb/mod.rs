@@ -1,5 +1,5 @@
-//! The tables of the KVM storage talk at the Linux Plumbers Conference of 2010: FFSB's scenarios on
-//! a file system in a guest, by who serves its disk, and on the host itself.
+//! The tables of a KVM storage talk at the Linux Plumbers Conference of 2010: FFSB's scenarios on a
+//! file system in a guest, with several servers of its disk, and on the host itself.
 
 mod cell;
 mod load;
@@ -81,7 +81,7 @@ const PARAMETERS: &[Parameter] = &[
     .rarely(),
 ];
 
-/// The talk's columns.
+/// Columns of the talk's tables.
 const SHOWN: &[(&str, &str)] = &[
     ("iops", "IOPS"),
     ("throughput", "MB/s"),
@@ -135,7 +135,7 @@ impl Experiment for Ffsb {
 
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
         let cell = Cell::new(settings)?;
-        // This machine runs the same scripts, by the same shell.
+        // The host runs the same scripts with the same shell.
         let mut needs = vec![Need::Program("busybox"), Need::Program("fio")];
         if let Side::Guest(_) = cell.side {
             needs.extend(Need::GUEST);
@@ -145,7 +145,7 @@ impl Experiment for Ffsb {
     }
 
     fn estimate(&self, settings: &Settings) -> Duration {
-        /// Of the host's disk, in bytes a second.
+        /// Speed of the host's disk, in bytes per second.
         const SPEED: u64 = 200 << 20;
         const AROUND: Duration = Duration::from_secs(5);
         let cell = Cell::new(settings);
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn the_plan_is_the_talks_tables() {
         let plan = Order::new(&Ffsb).plan().unwrap();
-        // Eight rows with three numbers of threads, by four.
+        // Eight scenarios with three numbers of threads, for four servers.
         assert_eq!(plan.cells.len(), 8 * 3 * 4);
         assert_eq!(plan.parameters["threads"], ["1", "8", "16"]);
         let beside = plan.beside.unwrap();

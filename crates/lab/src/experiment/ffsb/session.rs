@@ -1,5 +1,5 @@
-//! Running cells: guests stay for the next cell of their kind, and what the host itself does is
-//! measured once for each load, or as often as it is a cell.
+//! Runs cells. Guests are kept for later cells of their kind. The host itself is measured once for
+//! each load, and for each cell of its own.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,25 +18,25 @@ use crate::scratch::Scratch;
 use crate::server::{self, Spec};
 use crate::work::Worked;
 
-/// Guests at once: their memory and their images' files are this machine's.
+/// Maximum number of guests at a time, because they use this machine's memory and disk space.
 const MOST_GUESTS: usize = 4;
-/// For all that does not depend on the files' size, and for emulated guests.
+/// Time for all work that does not depend on the size of the files, also in emulated guests.
 const AROUND: Duration = Duration::from_secs(600);
-/// The slowest disk that is waited for: bytes in a second.
+/// Minimum speed expected of a disk, in bytes per second.
 const SLOWEST: u64 = 10 << 20;
 
 pub struct Running {
     fathom: PathBuf,
     guests: Pool<GuestBed>,
     host: Option<HostBed>,
-    /// By load.
+    /// Results of the host itself, by load.
     bare: BTreeMap<String, Known>,
 }
 
-/// What the host itself does.
+/// Results of the host itself for a load.
 struct Known {
     bare: Bare,
-    /// Until the cell of it comes.
+    /// Kept until the host's own cell with this load is run.
     yielded: Option<Yield>,
 }
 
@@ -87,7 +87,7 @@ impl Running {
         Ok(bare_yield(seen))
     }
 
-    /// What the host does with the load, measured now if that is not known.
+    /// Returns the host's results for a load, and measures them if necessary.
     fn bare(&mut self, load: &Load, progress: &mut dyn FnMut(&str)) -> Result<Bare> {
         let key = format!("{load:?}");
         if let Some(known) = self.bare.get(&key) {
@@ -103,7 +103,7 @@ impl Running {
         Ok(bare)
     }
 
-    /// The cell of the host itself, which may have been measured for another cell.
+    /// Returns the host's own cell, which may have been measured for another cell.
     fn bare_cell(&mut self, load: &Load, progress: &mut dyn FnMut(&str)) -> Result<Yield> {
         let key = format!("{load:?}");
         let known = self.bare.get_mut(&key);
@@ -139,7 +139,7 @@ impl Session for Running {
     }
 }
 
-/// A guest with an empty disk.
+/// Boots a guest with an empty disk.
 fn boot(
     kind: &server::Kind,
     bench: &Bench,
@@ -165,7 +165,7 @@ fn boot(
     Ok(bed.with_dir(dir))
 }
 
-/// A load in a guest, on a file system that is as new as in every other cell.
+/// Runs a load in a guest, on a new file system as in every other cell.
 fn work(
     bed: &mut GuestBed,
     bench: &Bench,
@@ -183,7 +183,7 @@ fn work(
         timeout: load.runtime + AROUND,
         parse: &|text| load.parse(text),
     })?;
-    // A guest that waits for its next cell has nothing to write.
+    // A guest that waits for its next cell must not write.
     let unmount = format!("umount {}", place.files);
     bed.guest.check(&unmount, AROUND)?;
     Ok(seen)
@@ -199,13 +199,13 @@ fn said(load: &Load) -> String {
     )
 }
 
-/// For making the files.
+/// Returns the time limit for creating the files.
 fn patience(load: &Load) -> Result<Duration> {
     Ok(AROUND + Duration::from_secs(load.bytes()? / SLOWEST))
 }
 
-/// The talk has the processors of its bare machine in the columns of the guests'. Evidence has them
-/// as what they are.
+/// The talk shows the CPUs of its bare machine in the columns of the guests' CPUs, so the measures
+/// do as well. The evidence has the CPUs as the host's.
 fn bare_yield(seen: Seen) -> Yield {
     let as_guest = Evidence {
         guest: seen.evidence.host.clone(),
@@ -219,7 +219,7 @@ fn bare_yield(seen: Seen) -> Yield {
     yielded
 }
 
-/// The figures that other cells are compared with.
+/// Returns the results with which other cells are compared.
 fn of(yielded: &Yield) -> Bare {
     let evidence = yielded.evidence.as_ref();
     let load = evidence.map(|evidence| evidence.load.clone());

@@ -1,4 +1,4 @@
-//! How deep machines can be nested: each starts the next one from its own disks.
+//! Nesting depth of machines: each level boots the next one from its own disks.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ use crate::host::{self, Accelerator};
 
 pub struct Levels;
 
-/// What a machine keeps for itself when it gives the rest to the next.
+/// Memory that a level keeps when it passes the rest to the next level.
 const KEPT_MIB: u64 = 384;
-/// With less a machine does not boot.
+/// Minimum memory with which a machine boots.
 const LEAST_MIB: u64 = 384;
-/// Lines of an error that a cell keeps: what happened, and the end of the console.
+/// Lines of an error that a cell keeps: the first, and the end of the console.
 const SHOWN: usize = 8;
-/// Around reads, so that they lie between two looks at the VM exits from the level below.
+/// Pause before and after the reads, so that the level below can count the VM exits between them.
 const PAUSE: Duration = Duration::from_millis(500);
-/// What a level does beside booting the next one, at most.
+/// Maximum time of a level's work except booting the next one.
 const AROUND: Duration = Duration::from_secs(600);
-/// Steps that a level tells the one below.
+/// Progress messages that a level sends to the level below.
 const READS: &str = "reads of level ";
 const READ: &str = "end of the reads of level ";
-/// Of the measures of a level.
+/// Name of a measure of each level.
 const SORT: &str = "sort";
 
 const PARAMETERS: &[Parameter] = &[
@@ -132,7 +132,7 @@ impl Cell {
         })
     }
 
-    /// For the levels above this one: to boot, which they may try more than once, and for what each does.
+    /// Time limit for the levels above this one: each may boot more than once, and does its work.
     fn limit(&self) -> Duration {
         (self.patience * 3 + AROUND) * (self.levels - self.level)
     }
@@ -170,7 +170,7 @@ impl Session for Descent {
                 .push(time("read", Unit::Nanoseconds, mean).of(count));
         }
         if level < cell.levels {
-            // What goes wrong from here on is what there was to find out.
+            // Any failure from here on is a result of the experiment.
             if let Err(error) = self.deeper(&cell, settings, folder, &mut found, progress) {
                 found.problems.extend(lines(level + 1, &error));
             }
@@ -184,7 +184,7 @@ impl Session for Descent {
 }
 
 impl Descent {
-    /// Boots the next level, and lets it do what this one did.
+    /// Boots the next level, and runs this experiment there.
     fn deeper(
         &self,
         cell: &Cell,
@@ -231,19 +231,19 @@ impl Descent {
     }
 }
 
-/// For the next level.
+/// Returns the memory for the next level, in MiB.
 fn memory_mib() -> Result<u32> {
     let left = (host::available_memory()? >> 20).saturating_sub(KEPT_MIB);
     match left {
         0..LEAST_MIB => Err(Error::Protocol(format!(
             "no memory for another level: {left} MiB are left, and it takes {LEAST_MIB}"
         ))),
-        // In whole huge pages.
+        // Rounded down to whole huge pages of 2 MiB.
         _ => Ok(u32::try_from(left & !1).unwrap_or(u32::MAX)),
     }
 }
 
-/// What is kept of an error: its first line, and the end of what comes behind.
+/// Returns the lines of an error that are kept: its first line, and the end of the rest.
 fn lines(level: u32, error: &Error) -> Vec<String> {
     let text = error.to_string();
     let mut lines = text.lines();
@@ -254,7 +254,7 @@ fn lines(level: u32, error: &Error) -> Vec<String> {
     std::iter::once(first).chain(rest).collect()
 }
 
-/// By how much slower each level's CPU is than that of level 0.
+/// Adds the ratio of each level's sort time to that of level 0.
 fn slow_downs(measures: &mut Vec<Measure>) {
     let times = measures.iter().filter_map(|one| {
         let level = one.name.strip_suffix(&format!(".{SORT}"))?;
@@ -270,7 +270,7 @@ fn slow_downs(measures: &mut Vec<Measure>) {
     }
 }
 
-/// The deepest level that has told of itself.
+/// Returns the deepest level that has reported measures.
 fn depth(measures: &[Measure]) -> Measure {
     let level = |one: &Measure| {
         let level = one.name.strip_suffix(&format!(".{SORT}"))?;

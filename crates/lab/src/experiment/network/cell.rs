@@ -1,4 +1,4 @@
-//! One test between two sides.
+//! A cell: one test between two sides.
 
 use std::path::PathBuf;
 use std::thread;
@@ -19,7 +19,7 @@ use crate::experiment::shared::Cpus;
 use crate::experiment::{Settings, Yield};
 use crate::process_tree;
 
-/// Of a machine, if nobody says.
+/// Default memory of a machine, in bytes.
 const MEMORY: u64 = 256 << 20;
 const MIB: u64 = 1 << 20;
 
@@ -31,14 +31,14 @@ pub struct Cell {
     pub runtime: Duration,
     memory: Option<u64>,
     cpus: Option<Cpus>,
-    /// Guests have perf.
+    /// Whether the guests have perf.
     pub profiler: bool,
 }
 
-/// What has come of it.
+/// Results of a test.
 struct Outcome {
     report: Report,
-    /// Seconds of this machine's CPUs that the sender and the receiver took.
+    /// CPU time of the sender and the receiver on this machine, in seconds.
     cpu: [f64; 2],
 }
 
@@ -60,17 +60,17 @@ impl Cell {
         })
     }
 
-    /// The same with perf in its guests.
+    /// Adds perf to the guests.
     #[must_use]
     pub fn with_profiler(mut self) -> Cell {
         self.profiler = true;
         self
     }
 
-    /// What can be said before anything is started.
+    /// Checks the values before anything is started.
     ///
     /// # Errors
-    /// When values do not go together, or a limit cannot be set on this machine.
+    /// If values do not go together, or a limit cannot be set on this machine.
     pub fn check(&self) -> Result<()> {
         let refuse = |why: &str| Err(Error::Protocol(why.into()));
         let is_guest = self.technology.accelerator().is_some();
@@ -111,7 +111,7 @@ impl Cell {
         u32::try_from(self.memory.unwrap_or(MEMORY) / MIB).unwrap_or(u32::MAX)
     }
 
-    /// Runs it between two sides that are made for it.
+    /// Runs the test between two new sides.
     pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Result<Yield> {
         progress(&format!("starting two sides ({})", self.technology));
         let mut pair = Pair::start(self)?;
@@ -172,12 +172,13 @@ impl Cell {
             requests: self.requests(report),
             bytes: report.bytes,
             seconds: report.seconds,
-            // What a write takes is not known: it ends when the data is in the socket's buffer.
+            // The time of a write is not known: a write ends when the data is in the socket's
+            // buffer.
             ..Load::default()
         }
     }
 
-    /// Writes, or packets, that came through.
+    /// Returns the number of writes or packets that were received.
     fn requests(&self, report: &Report) -> u64 {
         report.bytes / self.test.size()
     }
@@ -216,7 +217,7 @@ impl Cell {
     }
 }
 
-/// A guest's counters; of others there are none that are their own.
+/// Returns a guest's counters. Other sides have no counters of their own.
 fn count(side: &mut Side) -> Result<String> {
     match side.is_guest() {
         true => side.check(&guest::print(), SHORT),
@@ -224,7 +225,7 @@ fn count(side: &mut Side) -> Result<String> {
     }
 }
 
-/// Tells of iperf3 below a process, when it has begun: its threads are the load.
+/// Reports iperf3 below the process `side` once it has started: its threads are the load.
 fn watch_sender(side: u32, newcomers: &Newcomers) {
     const ATTEMPTS: u32 = 50;
     const POLL: Duration = Duration::from_millis(20);
@@ -240,7 +241,7 @@ fn watch_sender(side: u32, newcomers: &Newcomers) {
     }
 }
 
-/// Adds what guests have counted: the receiver's CPUs come after those of the sender.
+/// Adds the guests' counters. The CPUs of the receiver follow those of the sender.
 fn note(evidence: &mut Evidence, counted: [Counted; 2], pair: &Pair) {
     let [sender, receiver] = counted;
     let first = sender.processors.as_ref().map_or(0, |cpus| cpus.busy.len());

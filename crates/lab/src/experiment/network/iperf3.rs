@@ -1,4 +1,4 @@
-//! iperf3: the scripts that run it, and what it reports.
+//! iperf3: scripts that run it, and its report.
 
 use std::time::Duration;
 
@@ -7,34 +7,34 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::words::words;
 
-/// Where it listens if nobody says.
+/// iperf3's default port.
 const PORT: u16 = 5201;
 
 words! {
-    /// What is sent.
+    /// What iperf3 sends.
     pub enum Test {
-        /// TCP, as much as goes through, in writes of 128 KiB.
+        /// TCP, as much as possible, in writes of 128 KiB.
         Throughput = "throughput",
-        /// UDP, as many packets of 64 bytes as go through.
+        /// UDP, as many packets of 64 bytes as possible.
         Packets = "packets",
     }
 }
 
-/// What went through.
+/// The received data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
     pub seconds: f64,
-    /// That were received.
+    /// Number of bytes received.
     pub bytes: u64,
-    /// Of TCP: segments that were sent again.
+    /// TCP only: number of retransmitted segments.
     pub retransmits: u64,
-    /// Of UDP: packets that were sent, and those of them that did not come.
+    /// UDP only: number of packets sent, and of those that were lost.
     pub packets: u64,
     pub lost: u64,
 }
 
 impl Test {
-    /// Bytes of a write, or of a packet.
+    /// Returns the size of a write or a packet, in bytes.
     pub fn size(self) -> u64 {
         match self {
             Test::Throughput => 128 << 10,
@@ -42,30 +42,30 @@ impl Test {
         }
     }
 
-    /// A script that sends for so long, by so many streams at the same time, and prints a report.
+    /// Returns a script that sends for `runtime` over concurrent streams, and prints a report.
     pub fn send(self, to: &str, streams: u64, runtime: Duration) -> String {
         let (size, seconds) = (self.size(), runtime.as_secs_f64().ceil());
         let more = match self {
-            // Kernels differ in how they send if nobody says. This way needs no rights, and is what
-            // cubic, the most usual one, amounts to where a round trip is as short as here.
+            // Kernels differ in their default congestion control. Reno needs no privileges. With
+            // such short round trips, cubic, the most common default, behaves like it.
             Test::Throughput => " -C reno",
-            // As fast as it can.
+            // Without a limit.
             Test::Packets => " -u -b 0",
         };
-        // A failure is in the report, too.
+        // The report also contains failures.
         format!("iperf3 -J -c {to} -t {seconds} -P {streams} -l {size}{more} || true")
     }
 }
 
-/// A script that sends so many packets of [`Test::Packets`], 2,000 a second, and prints a report.
+/// Returns a script that sends packets of [`Test::Packets`], 2,000 per second, and prints a report.
 pub fn send_some(to: &str, packets: u64) -> String {
     let size = Test::Packets.size();
     format!("iperf3 -J -c {to} -k {packets} -l {size} -u -b 1M || true")
 }
 
-/// A script that starts a receiver for one test, and ends when it listens.
+/// Returns a script that starts a receiver for one test, and ends when the receiver listens.
 pub fn listen() -> String {
-    // As the kernel lists sockets that listen (state 0A), of either kind of address.
+    // In the kernel's list of sockets, state 0A is "listen". IPv4 and IPv6 addresses are accepted.
     let port = format!(":{PORT:04X} [0-9A-F:]* 0A");
     format!(
         "iperf3 -s -1 >/tmp/iperf3 2>&1 &
@@ -76,7 +76,7 @@ pub fn listen() -> String {
     )
 }
 
-/// `iperf3 -J`, of version 3.1 and newer. What is not there is of the other kind of test.
+/// Output of `iperf3 -J`, version 3.1 and newer. Each kind of test has other fields.
 #[derive(Deserialize)]
 struct Printed {
     #[serde(default)]
@@ -86,7 +86,7 @@ struct Printed {
 
 #[derive(Default, Deserialize)]
 struct End {
-    /// Of UDP.
+    /// UDP only.
     sum: Option<Sum>,
     sum_sent: Option<Sum>,
     sum_received: Option<Sum>,
@@ -102,10 +102,10 @@ struct Sum {
     lost_packets: u64,
 }
 
-/// Reads a report.
+/// Parses a report.
 ///
 /// # Errors
-/// iperf3's own, or when it is none, or nothing went through.
+/// iperf3's own error, or if the text is not a report, or if nothing was received.
 pub fn parse(printed: &str, test: Test) -> Result<Report> {
     let unusable = |why: &str| Error::Protocol(format!("iperf3: {why}"));
     let parsed = serde_json::from_str::<Printed>(printed);
@@ -151,7 +151,7 @@ pub fn parse(printed: &str, test: Test) -> Result<Report> {
 mod tests {
     use super::*;
 
-    /// Of iperf 3.12, shortened.
+    /// Output of iperf 3.12, shortened.
     const TCP: &str = r#"{"start": {"version": "iperf 3.12"}, "intervals": [], "end": {
         "sum_sent": {"start": 0, "end": 2.000484, "seconds": 2.000484, "bytes": 6649282560,
             "bits_per_second": 26590695291.7394, "retransmits": 7470, "sender": true},

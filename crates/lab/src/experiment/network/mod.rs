@@ -1,5 +1,5 @@
-//! What the network of a container and of a virtual machine takes beside that of the machine itself:
-//! throughput and packets of a post that compares them (Brendan Gregg, "Virtualization Performance:
+//! Networks of containers and virtual machines compared with that of the machine itself: throughput
+//! and packets of a blog post that compares them (Brendan Gregg, "Virtualization Performance:
 //! Zones, KVM, Xen").
 
 mod cell;
@@ -25,7 +25,7 @@ pub(super) use side::{Pair, Side};
 pub struct Network;
 
 const TECHNOLOGY: &str = "technology";
-/// iperf3's own limit.
+/// Maximum number of streams of iperf3.
 const MOST_THREADS: u64 = 128;
 
 pub(super) const PARAMETERS: &[Parameter] = &[
@@ -75,33 +75,33 @@ pub(super) const PARAMETERS: &[Parameter] = &[
 ];
 
 words! {
-    /// What both sides are.
+    /// Kind of both sides.
     pub enum Technology {
-        /// Programs of this machine, each with a network of its own.
+        /// Programs on this machine, each in a network namespace of its own.
         Bare = "bare",
         /// Containers.
         Container = "container",
-        /// Virtual machines, by hardware.
+        /// Virtual machines with KVM.
         Kvm = "kvm",
-        /// Virtual machines that QEMU emulates.
+        /// Virtual machines emulated by QEMU.
         Tcg = "tcg",
     }
 }
 
 words! {
-    /// What a guest's virtio-net is behind.
+    /// Backend of a guest's virtio-net.
     pub enum Net {
-        /// A tap device at the bridge, which QEMU reads and writes.
+        /// A tap device on the bridge, which QEMU reads and writes.
         Tap = "tap",
-        /// The same, read and written by the kernel (vhost-net).
+        /// A tap device on the bridge, which the kernel reads and writes (vhost-net).
         Vhost = "vhost",
-        /// QEMU's user-mode network: the other side is where QEMU is.
+        /// QEMU's user-mode network. The other side is in the namespace of QEMU.
         User = "user",
     }
 }
 
 impl Technology {
-    /// The virtual machine that this machine can run best.
+    /// Returns the fastest kind of virtual machine on this machine.
     pub(super) fn machine() -> Technology {
         match Accelerator::detect() {
             Accelerator::Kvm => Technology::Kvm,
@@ -109,7 +109,7 @@ impl Technology {
         }
     }
 
-    /// Those that are set side by side if nobody says which.
+    /// Returns the technologies that are compared by default.
     pub(super) fn usual() -> Vec<String> {
         let all = [
             Technology::Bare,
@@ -119,7 +119,7 @@ impl Technology {
         all.map(|one| one.name().to_owned()).into()
     }
 
-    /// Of a virtual machine.
+    /// Returns the accelerator of a virtual machine; `None` for other technologies.
     pub(super) fn accelerator(self) -> Option<Accelerator> {
         match self {
             Technology::Bare | Technology::Container => None,
@@ -227,7 +227,7 @@ impl Experiment for Network {
     }
 }
 
-/// A cell has sides of its own: none begins with what another one has left in its kernel.
+/// Each cell has new sides, so that no cell is affected by the kernel state of an earlier one.
 struct Trying;
 
 impl Session for Trying {

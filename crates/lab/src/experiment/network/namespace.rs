@@ -1,5 +1,5 @@
-//! Networks of the run's own: what is in them is not this machine's, and goes with the last process
-//! that is in them, so that nothing is left when the lab is killed.
+//! Network namespaces of the run, separate from this machine's network. A namespace is removed with
+//! the last process in it, so that nothing is left when the lab is killed.
 
 use fathom_units::cause;
 use std::fs::File;
@@ -12,24 +12,25 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use crate::error::{Context, Result};
 use crate::host;
 
-/// Of the thread that asks.
+/// The network namespace of the current thread.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// A network namespace: it has a loopback device, and what is put into it.
+/// A network namespace. It has a loopback device, and the devices that are added.
 #[derive(Debug)]
 pub struct Namespace(File);
 
-/// A thread that is in a namespace until this is dropped. What it starts stays there.
+/// Keeps the current thread in a namespace until drop. Processes that it starts stay there.
 pub struct Inside(File);
 
 impl Namespace {
-    /// Makes one.
+    /// Creates a namespace.
     ///
     /// # Errors
-    /// Without root's rights.
+    /// Without root privileges.
     pub fn new() -> Result<Namespace> {
         let made = thread::spawn(|| {
-            // SAFETY: the flag is no FILES: all threads of this process keep their descriptors.
+            // SAFETY: the flags do not include FILES, so all threads of the process share
+            // descriptors.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
             File::open(OWN)
         });
@@ -40,10 +41,10 @@ impl Namespace {
         Ok(made)
     }
 
-    /// Moves this thread into it.
+    /// Moves the current thread into the namespace.
     ///
     /// # Errors
-    /// Without root's rights.
+    /// Without root privileges.
     pub fn enter(&self) -> Result<Inside> {
         let what = || "cannot enter a network namespace".to_owned();
         let before = File::open(OWN).context(what)?;
@@ -52,17 +53,18 @@ impl Namespace {
         Ok(Inside(before))
     }
 
-    /// Runs a command of ip-link(8), ip-address(8) or the like in it: words with spaces between.
+    /// Runs a command of ip-link(8), ip-address(8) or the like inside. Words are separated by
+    /// spaces.
     ///
     /// # Errors
-    /// When it fails, with its last words.
+    /// If the command fails, with its last output.
     pub fn ip(&self, command: &str) -> Result<()> {
         let _inside = self.enter()?;
         let words: Vec<&str> = command.split(' ').collect();
         host::run("ip", &words).map(drop)
     }
 
-    /// A path by which other processes find it, while this lives.
+    /// Returns a path by which other processes can open the namespace while this value exists.
     pub fn path(&self) -> PathBuf {
         let (process, descriptor) = (std::process::id(), self.0.as_raw_fd());
         PathBuf::from(format!("/proc/{process}/fd/{descriptor}"))
@@ -73,21 +75,21 @@ impl Drop for Inside {
     fn drop(&mut self) {
         let network = Some(LinkNameSpaceType::Network);
         if let Err(error) = move_into_link_name_space(self.0.as_fd(), network) {
-            // Whatever this thread did next would be done in the wrong network.
+            // All further work of this thread would happen in the wrong network.
             panic!("cannot leave a network namespace: {}", cause(error));
         }
     }
 }
 
-/// A bridge in a namespace of its own: Ethernet ports that it has are connected.
+/// A bridge in a namespace of its own, which connects its Ethernet ports.
 #[derive(Debug)]
 pub struct Bridge(pub Namespace);
 
 impl Bridge {
-    /// Makes one without ports.
+    /// Creates a bridge without ports.
     ///
     /// # Errors
-    /// Without root's rights, or on a kernel without bridges.
+    /// Without root privileges, or if the kernel has no bridges.
     pub fn new() -> Result<Bridge> {
         let namespace = Namespace::new()?;
         namespace.ip("link add bridge type bridge")?;
@@ -95,11 +97,11 @@ impl Bridge {
         Ok(Bridge(namespace))
     }
 
-    /// Gives a namespace a device `eth0` with an address (such as 10.0.0.1/24), the other end of
-    /// which is the port.
+    /// Connects a namespace to the bridge by a veth pair: `eth0` in the namespace, with `address`
+    /// (such as 10.0.0.1/24), and `port` on the bridge.
     ///
     /// # Errors
-    /// On a kernel without veth.
+    /// If the kernel has no veth.
     pub fn connect(&self, port: &str, namespace: &Namespace, address: &str) -> Result<()> {
         let peer = namespace.path();
         let peer = peer.display();
@@ -111,11 +113,11 @@ impl Bridge {
         namespace.ip("link set eth0 up")
     }
 
-    /// Adds a port that a program may be behind (tap), which has to open it in the bridge's
+    /// Adds a tap device as a port. A program that uses the device must open it in the bridge's
     /// namespace.
     ///
     /// # Errors
-    /// On a kernel without tap devices.
+    /// If the kernel has no tap devices.
     pub fn tap(&self, port: &str) -> Result<()> {
         self.0.ip(&format!("tuntap add dev {port} mode tap"))?;
         self.0.ip(&format!("link set {port} master bridge up"))
@@ -142,7 +144,7 @@ mod tests {
             bridge.connect(&port, side, &address).unwrap();
         }
         bridge.tap("tap1").unwrap();
-        // Whoever connects does so in the thread's namespace, as a program would.
+        // A connection is made in the thread's namespace, as a program would do.
         let listener = {
             let _inside = sides[1].enter().unwrap();
             std::net::TcpListener::bind("10.0.0.2:0").unwrap()
@@ -154,7 +156,7 @@ mod tests {
         };
         assert!(joined);
         assert_eq!(devices(), before);
-        // This thread is back.
+        // This thread is in its first namespace again.
         let first = std::fs::read_link("/proc/self/ns/net").unwrap();
         assert_eq!(std::fs::read_link(OWN).unwrap(), first);
     }

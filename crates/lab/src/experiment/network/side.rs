@@ -1,5 +1,5 @@
-//! One of the two that are connected: something that runs scripts, in a namespace of this machine's,
-//! in a container or in a guest.
+//! One of the two connected sides: runs scripts in a namespace of this machine, in a container, or
+//! in a guest.
 
 use std::time::Duration;
 
@@ -15,26 +15,26 @@ use crate::host::{self, Accelerator};
 use crate::machine::Machine;
 use crate::process_tree;
 
-/// Of small scripts.
+/// Time limit of small scripts.
 pub const SHORT: Duration = Duration::from_secs(60);
-/// Beyond the runtime: an emulated guest takes its time to begin, and to count to the end.
+/// Time limit in addition to the runtime: an emulated guest is slow to begin and to end.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 const SENDER: &str = "10.0.0.1";
 const RECEIVER: &str = "10.0.0.2";
-/// In QEMU's user-mode network: a guest, and what it is in for it.
+/// Addresses in QEMU's user-mode network: the guest, and the host as the guest sees it.
 const USER_GUEST: &str = "10.0.2.15";
 const USER_HOST: &str = "10.0.2.2";
 
-/// Both, and where the receiver is for the sender.
+/// Both sides, and the receiver's address for the sender.
 pub struct Pair {
-    // Fields are dropped in order: sides go before what connects them.
+    // Fields are dropped in order: the sides before the bridge that connects them.
     pub sender: Side,
     pub receiver: Side,
     pub address: &'static str,
     _bridge: Bridge,
 }
 
-/// It is killed on drop. Its network is there for as long as it is.
+/// A side. It is killed on drop. Its network exists as long as the side.
 pub enum Side {
     Bare(Bare),
     Container(Container),
@@ -42,10 +42,10 @@ pub enum Side {
 }
 
 impl Pair {
-    /// Starts both and connects them.
+    /// Starts both sides and connects them.
     ///
     /// # Errors
-    /// When one does not come up, with its last words, or the network cannot be made.
+    /// If a side does not start (with its last output), or the network cannot be created.
     pub fn start(cell: &Cell) -> Result<Pair> {
         let bridge = Bridge::new()?;
         let (sender, receiver, address) = match (cell.technology.accelerator(), cell.net) {
@@ -67,10 +67,10 @@ impl Pair {
         })
     }
 
-    /// Sends so many packets, slowly.
+    /// Sends a number of packets, slowly.
     ///
     /// # Errors
-    /// When they do not come through.
+    /// If no packets are received.
     pub fn send_some(&mut self, packets: u64) -> Result<()> {
         self.receiver.check(&iperf3::listen(), SHORT)?;
         let script = iperf3::send_some(self.address, packets);
@@ -78,10 +78,10 @@ impl Pair {
         iperf3::parse(&printed, Test::Packets).map(drop)
     }
 
-    /// Powers both off, and waits for their end.
+    /// Powers both sides off, and waits for their end.
     ///
     /// # Errors
-    /// When one does not end, or ends with a failure.
+    /// If a side does not end, or fails.
     pub fn end(self) -> Result<()> {
         self.sender.end()?;
         self.receiver.end()
@@ -89,7 +89,7 @@ impl Pair {
 }
 
 impl Side {
-    /// One behind a port of the bridge.
+    /// Starts a side behind a port of the bridge.
     fn at(cell: &Cell, bridge: &Bridge, port: &str, address: &str) -> Result<Side> {
         if let Some(accelerator) = cell.technology.accelerator() {
             bridge.tap(port)?;
@@ -109,17 +109,16 @@ impl Side {
         }
     }
 
-    /// This machine's own programs in a namespace.
+    /// Starts a side whose programs run on this machine, in a namespace.
     fn bare(namespace: &Namespace) -> Result<Side> {
         let _inside = namespace.enter()?;
         Bare::start(None, None).map(Side::Bare)
     }
 
-    /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
-    /// printed.
+    /// Runs a shell script and returns its output. Each command must succeed (`set -e`).
     ///
     /// # Errors
-    /// When the agent does not answer, or the script fails or does not end in time.
+    /// If the agent does not respond, or the script fails or does not end in time.
     pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
         match self {
             Side::Bare(bare) => bare.hosted.check(script, timeout),
@@ -128,7 +127,8 @@ impl Side {
         }
     }
 
-    /// The process on this machine that it is, with all below it.
+    /// Returns the ID of the side's process on this machine. All its descendants belong to the
+    /// side.
     pub fn pid(&self) -> u32 {
         match self {
             Side::Bare(bare) => bare.hosted.pid(),
@@ -137,13 +137,15 @@ impl Side {
         }
     }
 
-    /// Whether it counts what its own CPUs do.
+    /// Whether the side is a guest, which has counters for its own CPUs.
     pub fn is_guest(&self) -> bool {
         matches!(self, Side::Guest(_))
     }
 
-    /// What to look at from outside: what is there by now. Of a receiver that is iperf3, beside
-    /// shells that wait; of a sender, which has not begun, it is for its control group.
+    /// Returns the processes to observe from outside that exist already.
+    ///
+    /// For a receiver, these are iperf3 and waiting shells. For a sender, whose iperf3 has not
+    /// started yet, they only serve to find its control group.
     pub fn watched(&self) -> Vec<Watched> {
         let kind = match self {
             Side::Guest(_) => Kind::Qemu,
@@ -162,7 +164,7 @@ impl Side {
     }
 }
 
-/// Boots a guest whose network card is what QEMU's option `-netdev` says.
+/// Boots a guest with a network card. `backend` is a value of QEMU's option `-netdev`.
 fn boot(
     cell: &Cell,
     accelerator: Accelerator,
@@ -183,7 +185,7 @@ fn boot(
             "-netdev".into(),
             format!("{backend},id=net"),
             "-device".into(),
-            // Two that had the same address would not hear each other; last is a number below 100.
+            // Both sides need different MAC addresses; `last` is a number below 100.
             format!("virtio-net-pci,netdev=net,mac=52:54:00:00:00:{last:0>2},romfile="),
         ]
         .into(),

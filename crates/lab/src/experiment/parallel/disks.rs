@@ -1,4 +1,4 @@
-//! Who serves the appliances' disks, all of which are one image that nobody writes to.
+//! Servers of the appliances' disks. All disks have the same image, which is read-only.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,37 +10,37 @@ use crate::server::Server;
 use crate::words::words;
 
 words! {
-    /// Who serves the disks.
+    /// The servers of the disks.
     pub enum Disks {
-        /// There are none.
+        /// No disks.
         None = "none",
-        /// One Fathom server all of them.
+        /// One Fathom server for all disks.
         Fathom = "fathom",
-        /// A Fathom server each.
+        /// One Fathom server for each disk.
         FathomEach = "fathom-each",
-        /// Each appliance's QEMU its own.
+        /// The QEMU of each appliance.
         Qemu = "qemu",
     }
 }
 
-/// The disks with their servers.
+/// Disks and their servers.
 #[derive(Default)]
 pub struct Served {
-    /// Of each appliance, if it has one.
+    /// The disk of each appliance, if it has one.
     pub disks: Vec<Option<Disk>>,
     pub servers: Vec<Server>,
 }
 
 impl Disks {
-    /// Whether a server other than QEMU has to see the guest's memory.
+    /// Whether a server other than QEMU accesses the guest's memory.
     pub fn share_memory(self) -> bool {
         matches!(self, Disks::Fathom | Disks::FathomEach)
     }
 
-    /// Starts what serves the image to so many appliances. Sockets and logs go to `dir`.
+    /// Starts servers of the image for `count` appliances. Sockets and logs are created in `dir`.
     ///
     /// # Errors
-    /// When a server does not start, with its last words.
+    /// If a server does not start, with its last output.
     pub fn serve(self, count: usize, fathom: &Path, dir: &Path, image: &Path) -> Result<Served> {
         let vhost_user = |socket: &Path| Some(Disk::vhost_user(DISK, socket).with_queues(1));
         match self {
@@ -78,13 +78,13 @@ impl Disks {
     }
 }
 
-/// A server's file, with the image as so many disks, all of which share the threads of a pool.
+/// Returns a configuration with a disk per socket, all with this image, and served by one pool.
 fn config(api: &Path, image: &Path, sockets: &[impl AsRef<Path>]) -> String {
-    // Strings are written in TOML as in Rust, but for what no path of ours has.
+    // Rust's string syntax is valid TOML for all characters that occur in our paths.
     let mut text = format!("api = {{ socket = {api:?} }}\n[pool.all]\n");
     for (number, socket) in (1..).zip(sockets) {
         let socket = socket.as_ref();
-        // To a string it cannot fail.
+        // Writing to a string never fails.
         let _ = write!(
             text,
             "[[disk]]\nname = \"{number}\"\nimage = {image:?}\nvhost-user = {socket:?}\n\

@@ -1,4 +1,4 @@
-//! What is told of appliances that were up at the same time.
+//! Measures of appliances that were up at the same time.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use super::RATE;
 use super::together::Outcome;
 use crate::experiment::memory::Memory;
 
-/// With all appliances up.
+/// Memory while all appliances are up.
 pub struct Sizes {
     pub qemus: Memory,
     pub servers: Memory,
-    /// When equal pages have been merged.
+    /// Memory of the QEMUs after equal pages have been merged.
     pub merged: Option<Memory>,
 }
 
 impl Outcome {
-    /// Seconds from the first start to the last end, but for what was done while all were up.
+    /// Seconds from the first start to the last end, without the work done while all were up.
     pub fn closed(&self) -> f64 {
         (self.all_up() + self.closing).as_secs_f64()
     }
@@ -28,7 +28,7 @@ impl Outcome {
         sum.as_secs_f64() / self.up.len().max(1) as f64
     }
 
-    /// A request is an appliance that comes up.
+    /// Returns the load. A request is the start of an appliance.
     pub fn load(&self) -> Load {
         Load {
             threads: u32::try_from(self.up.len()).unwrap_or(u32::MAX),
@@ -46,7 +46,7 @@ impl Sizes {
     }
 }
 
-/// How long they took.
+/// Returns the measures of time.
 pub fn times(outcome: &Outcome, count: usize, alone: f64) -> Vec<Measure> {
     let closed = outcome.closed();
     let efficiency = efficiency(alone, closed, count, cpus());
@@ -63,12 +63,13 @@ pub fn times(outcome: &Outcome, count: usize, alone: f64) -> Vec<Measure> {
     ]
 }
 
-/// What so many take together, next to one alone for each of them on the CPUs that they can use.
+/// Returns the time of one appliance alone, multiplied by the number of appliances per usable CPU,
+/// relative to the time of all together.
 fn efficiency(alone: f64, together: f64, count: usize, cpus: usize) -> f64 {
     alone * count as f64 / (together * count.min(cpus) as f64)
 }
 
-/// What each took of memory.
+/// Returns the measures of memory, per appliance.
 pub fn memory(sizes: &Sizes, count: usize) -> Vec<Measure> {
     let each = |name, bytes: u64, better| {
         Measure::new(name, Unit::Bytes, bytes as f64 / count as f64, better)
@@ -89,7 +90,7 @@ pub fn memory(sizes: &Sizes, count: usize) -> Vec<Measure> {
     measures
 }
 
-/// That this process may use.
+/// Returns the number of CPUs that this process may use.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -100,12 +101,12 @@ mod tests {
 
     #[test]
     fn efficiency_is_one_where_each_has_a_cpu_of_its_own_or_all_share_them_well() {
-        // One takes 3 s; on two CPUs two do, and eight take four times as long.
+        // One takes 3 s. On two CPUs, two take 3 s, and eight take 12 s.
         assert_eq!(efficiency(3.0, 3.0, 1, 2), 1.0);
         assert_eq!(efficiency(3.0, 3.0, 2, 2), 1.0);
         assert_eq!(efficiency(3.0, 12.0, 8, 2), 1.0);
         assert_eq!(efficiency(3.0, 24.0, 8, 2), 0.5);
-        // Where there are CPUs, taking turns is a waste.
+        // With enough CPUs, running one after the other is inefficient.
         assert_eq!(efficiency(3.0, 12.0, 4, 16), 0.25);
     }
 

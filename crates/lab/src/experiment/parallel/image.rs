@@ -1,5 +1,5 @@
-//! The disk that appliances inspect: partitions with the file systems of a small Debian, made of
-//! this machine's own files.
+//! The disk that appliances inspect: partitions with the file systems of a small Debian, made from
+//! this machine's files.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -15,26 +15,26 @@ use crate::scratch::Scratch;
 
 pub const STATUS: &str = "/var/lib/dpkg/status";
 const RELEASE: &str = "/etc/os-release";
-/// Of these, those that there are.
+/// Further files; those that exist are copied.
 const MORE: &[&str] = &["/etc/debian_version", "/etc/fstab", "/var/lib/dpkg/arch"];
 
-/// Where the first partition begins, as everybody has it.
+/// First sector of the first partition, as is usual.
 const START: u64 = 2048;
 const EFI_SECTORS: u64 = 16 * 2048;
 
-/// The image. It is removed on drop.
+/// The image. The file is removed on drop.
 #[derive(Debug)]
 pub struct Image {
     dir: Scratch,
-    /// What an inspection has to find.
+    /// Contents that an inspection must find.
     pub contents: Contents,
 }
 
 impl Image {
-    /// Makes it.
+    /// Creates the image.
     ///
     /// # Errors
-    /// When this machine is no Debian, a program is missing, or there is no room.
+    /// If this machine is not a Debian system, a program is missing, or there is not enough space.
     pub fn make() -> Result<Image> {
         let dir = Scratch::on_disk()?;
         let root = dir.path().join("root.img");
@@ -60,7 +60,8 @@ impl Image {
         self.dir.path().join("disk.img")
     }
 
-    /// The partition table, the file system with the files, and an empty EFI system partition.
+    /// Writes the partition table, the file system with the files, and an empty EFI system
+    /// partition.
     fn put_together(&self, root: &Path, sectors: u64) -> Result<()> {
         let path = self.path();
         let what = || format!("cannot write {}", path.display());
@@ -88,7 +89,7 @@ impl Image {
     }
 }
 
-/// What this machine's files say.
+/// Reads the expected contents from this machine's files.
 fn contents(sectors: u64) -> Result<Contents> {
     let read = |path: &str| fs::read(path).context(|| format!("cannot read {path}"));
     let (status, release) = (read(STATUS)?, read(RELEASE)?);

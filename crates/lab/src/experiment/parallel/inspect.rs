@@ -1,40 +1,40 @@
-//! What an appliance does with its disk: it looks for file systems, mounts each to read it, asks how
-//! full it is, and reads the package database that it finds.
+//! Inspection of a disk by an appliance: finds the file systems, mounts each to read it, reads how
+//! full it is, and reads the package database.
 
 use crate::error::{Error, Result};
 
 const SCRIPT: &str = include_str!("inspect.sh");
 
-/// What is on a disk.
+/// Contents of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     pub file_systems: Vec<FileSystem>,
-    /// The operating system's name for people.
+    /// The operating system's display name.
     pub os: String,
-    /// Installed packages.
+    /// Number of installed packages.
     pub packages: u64,
-    /// Of the package database.
+    /// Size of the package database, in bytes.
     pub bytes: u64,
 }
 
 /// A file system on a partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileSystem {
-    /// As the kernel calls it.
+    /// The kernel's name of the type.
     pub kind: String,
-    /// Of 512 bytes: the partition's.
+    /// Number of sectors of 512 bytes of the partition.
     pub sectors: u64,
 }
 
-/// For the guest's shell; what it prints is for [`check`].
+/// Returns the guest's shell script, whose output is checked by [`check`].
 pub fn script(device: &str) -> String {
     format!("device={device}\n{SCRIPT}")
 }
 
-/// Holds what an appliance has printed against what is on the disk.
+/// Compares the output of an appliance with the contents of the disk.
 ///
 /// # Errors
-/// One line, when it has found something else.
+/// One line, if the appliance has found something else.
 pub fn check(printed: &str, expected: &Contents) -> Result<()> {
     let found = parse(printed)
         .ok_or_else(|| Error::Protocol(format!("an inspection cannot have printed '{printed}'")))?;
@@ -63,8 +63,8 @@ fn parse(printed: &str) -> Option<Contents> {
     Some(contents)
 }
 
-/// `vda1 18432 ext4 4096 2129 1837`: name, sectors, kind; of statvfs(3) the size of a block, how
-/// many there are, and how many are free. These have to make sense together.
+/// Parses `vda1 18432 ext4 4096 2129 1837`: name, sectors, type; from statvfs(3) the block size,
+/// the number of blocks, and the number of free blocks. Inconsistent numbers are rejected.
 fn file_system(text: &str) -> Option<FileSystem> {
     let words: Vec<&str> = text.split(' ').collect();
     let [_, sectors, kind, block, blocks, free] = words.as_slice() else {
@@ -73,7 +73,7 @@ fn file_system(text: &str) -> Option<FileSystem> {
     let number = |text: &str| text.parse::<u64>().ok();
     let (sectors, blocks) = (number(sectors)?, number(blocks)?);
     let bytes = number(block)?.checked_mul(blocks)?;
-    // The rest is the file system's own.
+    // The rest is used by the file system itself.
     let is_sound = bytes <= sectors * 512 && bytes >= sectors * 256 && number(free)? <= blocks;
     is_sound.then(|| FileSystem {
         kind: (*kind).to_owned(),

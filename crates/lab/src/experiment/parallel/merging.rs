@@ -1,4 +1,4 @@
-//! Letting the kernel merge equal pages (KSM) for a while.
+//! Merging of equal pages by the kernel (KSM), for a limited time.
 
 use std::fs;
 use std::path::Path;
@@ -8,13 +8,13 @@ use crate::error::{Context, Error, Result};
 use crate::put_back::Changed;
 
 const FOLDER: &str = "/sys/kernel/mm/ksm";
-/// Passes over all memory, at least: the first may have begun anywhere, and a page is looked at twice
-/// before it is merged.
+/// Minimum number of passes over all memory. The first may have begun anywhere, and the kernel
+/// examines a page twice before it merges it.
 const LEAST: u64 = 3;
-/// A pass that merges less of what is merged is the last one.
+/// Fraction of the merged pages. A pass that merges fewer new pages is the last one.
 const LITTLE: f64 = 0.01;
-/// Pages at once, the milliseconds between, and that no page is left out that was looked at in vain;
-/// the last is there since Linux 6.7.
+/// Settings: pages per batch, milliseconds between batches, and no skipping of pages that were
+/// examined without success. The last one exists since Linux 6.7.
 const FAST: [(&str, &str); 3] = [
     ("pages_to_scan", "20000"),
     ("sleep_millisecs", "1"),
@@ -23,11 +23,11 @@ const FAST: [(&str, &str); 3] = [
 const PATIENCE: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Merges the pages of all processes that allow it. What was merged stays so; all settings are put
-/// back.
+/// Merges the pages of all processes that allow it. Merged pages stay merged; settings are
+/// restored.
 ///
 /// # Errors
-/// One line: why pages cannot be merged here, or are merged already.
+/// One line that says why pages cannot be merged here, or that they are merged already.
 pub fn merge() -> Result<()> {
     merge_in(Path::new(FOLDER), PATIENCE)
 }
@@ -83,7 +83,7 @@ fn read(folder: &Path, name: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// The kernel's files, of which nobody counts passes.
+    /// Stand-ins for the kernel's files. Nothing counts passes there.
     fn files(run: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();

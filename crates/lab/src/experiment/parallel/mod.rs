@@ -1,4 +1,4 @@
-//! Many small machines at once, as a service runs them that looks into disk images (Richard W.M.
+//! Many small machines at once, as a service runs them that inspects disk images (Richard W.M.
 //! Jones, "Multiple libguestfs appliances in parallel", parts 3 and 4).
 
 mod disks;
@@ -88,15 +88,15 @@ const PARAMETERS: &[Parameter] = &[
 ];
 
 words! {
-    /// What an appliance does.
+    /// Work of an appliance.
     pub enum Work {
         None = "none",
-        /// What virt-df does, and more.
+        /// Inspects its disk, like virt-df and more.
         Inspect = "inspect",
     }
 }
 
-/// The measure that a cell has in which all came up and closed.
+/// A measure that a cell has only if all appliances came up and closed.
 const RATE: &str = "rate";
 
 impl Experiment for Parallel {
@@ -208,7 +208,7 @@ impl Experiment for Parallel {
 }
 
 const MIB: u64 = 1 << 20;
-/// To mount what is on the disk.
+/// Modules for mounting the disk's file systems.
 const MODULES: [&str; 3] = ["vfat", "nls_cp437", "nls_ascii"];
 
 #[derive(Clone)]
@@ -243,9 +243,9 @@ impl Cell {
         self.accelerator.unwrap_or_else(Accelerator::detect)
     }
 
-    /// One of so many.
+    /// Returns the machine of one of `of` appliances.
     fn machine(&self, disk: Option<Disk>, of: usize) -> Machine {
-        /// With all of them on few CPUs.
+        /// Additional time for each appliance, because all may share few CPUs.
         const EACH: Duration = Duration::from_secs(10);
         const ALONE: Duration = Duration::from_secs(180);
         let modules = disk.iter().flat_map(|_| MODULES);

@@ -1,4 +1,4 @@
-//! Running cells: what is launched, and what is measured of it.
+//! Runs cells: launches appliances and measures them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,28 +24,28 @@ use crate::host;
 use crate::machine::Machine;
 use crate::scratch::{self, Scratch};
 
-/// An inspection's, for each of those that go on at the same time.
+/// Time limit of an inspection, for each of those that run at the same time.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of the memory that is available, what may be used where nobody says.
+/// Percentage of the available memory that may be used by default.
 const USABLE: u64 = 80;
 
 pub struct Launching {
     fathom: PathBuf,
-    /// Made for the first cell that has disks.
+    /// The image, from the first cell with disks on.
     image: Option<Image>,
-    /// By settings.
+    /// Results by settings.
     alone: BTreeMap<String, Alone>,
 }
 
-/// What one appliance takes with nobody beside it.
+/// Time and memory of one appliance alone.
 #[derive(Clone, Copy)]
 struct Alone {
     seconds: f64,
-    /// Where it could be measured.
+    /// `None` if the memory could not be measured.
     memory: Option<u64>,
 }
 
-/// What a launch has shown.
+/// Results of a launch.
 #[derive(Default)]
 struct Launched {
     outcome: Outcome,
@@ -65,8 +65,9 @@ impl Launching {
         }
     }
 
-    /// What one takes, measured now if that is not known. The error is a result: why not even one
-    /// comes up.
+    /// Returns the figures of one appliance alone, and measures them if necessary.
+    ///
+    /// An error is a result: the reason why not even one appliance starts.
     fn alone(
         &mut self,
         cell: &Cell,
@@ -98,8 +99,9 @@ impl Launching {
         Ok(alone)
     }
 
-    /// Launches a cell's appliances. The error is a result: the first reason why they are not all up
-    /// and closed.
+    /// Launches a cell's appliances.
+    ///
+    /// An error is a result: the first reason why not all appliances came up and closed.
     fn launch(
         &self,
         cell: &Cell,
@@ -132,7 +134,7 @@ impl Launching {
             .collect();
         let sampler = Sampler::start(Watch {
             processes: pids.iter().map(|&pid| server(pid)).collect(),
-            // None where it is not known.
+            // `None` if the device is not known.
             device: evidence::device_below(&path).unwrap_or_default(),
             ..Watch::default()
         })?;
@@ -154,7 +156,7 @@ impl Launching {
         Ok(launched)
     }
 
-    /// In an appliance whose guest has booted.
+    /// Does the cell's work in an appliance whose guest has booted.
     fn work(&self, cell: &Cell, guest: &mut Guest) -> Result<()> {
         match (cell.work, &self.image) {
             (Work::Inspect, Some(image)) => {
@@ -203,10 +205,10 @@ fn server(pid: u32) -> Watched {
     }
 }
 
-/// The result of a cell whose appliances were not all there.
+/// Returns the result of a cell whose appliances did not all come up and close.
 ///
 /// # Errors
-/// When a signal is what ended them: that is no result, and the cell is to be run again.
+/// If a signal ended the appliances: that is no result, and the cell must be run again.
 fn failed(count: usize, why: &str) -> Result<Yield> {
     if scratch::is_ending() {
         return Err(Error::Protocol(why.to_owned()));
@@ -219,7 +221,9 @@ fn failed(count: usize, why: &str) -> Result<Yield> {
     })
 }
 
-/// Why so many are not tried. What one takes is its guest's memory at most, where it is not known.
+/// Returns why the appliances do not fit into memory, or `None`.
+///
+/// `each` is the memory of one appliance. If that is unknown, its guest's memory is used.
 fn does_not_fit(cell: &Cell, each: Option<u64>) -> Result<Option<String>> {
     let (most, whose) = match cell.max_memory {
         Some(most) => (most, "of --max-memory"),
@@ -285,15 +289,15 @@ impl Launched {
     }
 }
 
-/// Each appliance takes some of this process's descriptors; how many there may be is not what is
-/// asked.
+/// Raises the limit of open files to its maximum. Each appliance needs some descriptors, and the
+/// limit is not to be measured.
 fn raise_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: maximum,
         maximum,
     };
-    let _ = setrlimit(Resource::Nofile, raised); // fewer appliances fit, which is then said
+    let _ = setrlimit(Resource::Nofile, raised); // without it, fewer appliances fit
 }
 
 #[cfg(test)]
@@ -319,7 +323,7 @@ mod tests {
             fits(3, "200M", each),
             "not started: one takes 100M, and all of them more than the 200M of --max-memory"
         );
-        // Not measured: it is what its guest has.
+        // Not measured: the guest's memory is used.
         assert_eq!(fits(2, "512M", None), "");
         assert!(fits(3, "512M", None).contains("one takes 256M"));
         assert!(fits(1000, "", Some(1 << 40)).contains("may be used"));

@@ -10,22 +10,22 @@ use crate::evidence::{self, Newcomers, Watched};
 use crate::guest::Guest;
 use crate::machine::Machine;
 
-/// What each appliance does.
+/// The life of each appliance.
 pub struct Life<'a> {
-    /// When its guest has booted; it is up when that is done.
+    /// Work to do when the guest has booted. The appliance is up when the work is done.
     pub work: &'a (dyn Fn(&mut Guest) -> Result<()> + Sync),
-    /// Hears of each QEMU as soon as it runs.
+    /// Gets each QEMU as soon as it runs.
     pub newcomers: Newcomers,
 }
 
-/// What has come of the appliances.
+/// Results of the appliances.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// From the first one's start to each one's being up, of those that came up.
+    /// Times from the first start until each appliance was up, for those that came up.
     pub up: Vec<Duration>,
-    /// From the first order to close to the last one's end.
+    /// Time from the first order to close until the last appliance has ended.
     pub closing: Duration,
-    /// Why others did not come up or did not close, a line each.
+    /// Why the others did not come up or did not close, one line each.
     pub failures: Vec<String>,
 }
 
@@ -36,19 +36,19 @@ struct Up {
 }
 
 impl Outcome {
-    /// From the first one's start to the last one's being up.
+    /// Returns the time from the first start until the last appliance was up.
     pub fn all_up(&self) -> Duration {
         self.up.iter().max().copied().unwrap_or_default()
     }
 }
 
-/// Starts a machine each. When each is up or has failed, `at_barrier` is called with the process ids
-/// of the QEMUs that are there; then all close.
+/// Starts all machines. When each is up or has failed, calls `at_barrier` with the process IDs of
+/// the running QEMUs; then all machines close.
 pub fn run(machines: &[Machine], life: &Life, at_barrier: impl FnOnce(&[u32])) -> Outcome {
     let barrier = RwLock::new(());
     let mut outcome = Outcome::default();
     thread::scope(|scope| {
-        // Whoever is up waits until this is dropped.
+        // Appliances that are up wait until this guard is dropped.
         let closed = barrier.write();
         let begin = Instant::now();
         let start = |machine| {
@@ -68,7 +68,7 @@ pub fn run(machines: &[Machine], life: &Life, at_barrier: impl FnOnce(&[u32])) -
                     pids.push(up.pid);
                 }
                 Ok(Err(error)) => outcome.failures.push(said(number, &error)),
-                Err(_) => {} // it has panicked
+                Err(_) => {} // the thread has panicked
             }
         }
         at_barrier(&pids);
@@ -85,7 +85,7 @@ pub fn run(machines: &[Machine], life: &Life, at_barrier: impl FnOnce(&[u32])) -
     outcome
 }
 
-/// One appliance: QEMU lives as long as the thread that has started it.
+/// Runs one appliance. QEMU lives only as long as the thread that has started it.
 fn live(
     machine: &Machine,
     life: &Life,
@@ -108,7 +108,7 @@ fn live(
         }
         Err(error) => (Err(error), None),
     };
-    let _ = tell.send(told); // nobody listens where another has panicked
+    let _ = tell.send(told); // fails only if the receiver has panicked
     drop(barrier.read());
     guest.map_or(Ok(()), |mut guest| guest.quit())
 }
@@ -117,14 +117,14 @@ fn said(number: usize, error: &Error) -> String {
     format!("appliance {number}: {}", reason(error))
 }
 
-/// In one line; of a program's last words the last one.
+/// Returns an error in one line, with the last line of a program's output.
 pub fn reason(error: &Error) -> String {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
     let Error::Program { tail, .. } = error else {
         return first.to_owned();
     };
-    // Below stands the guest's console.
+    // The rest is the guest's console.
     let own = { tail.0.lines() }.take_while(|line| !line.starts_with("-- "));
     match own.last() {
         Some(last) => format!("{first}: {last}"),

@@ -1,4 +1,4 @@
-//! What makes a cell's requests, and what carries them.
+//! Beds: the program that makes a cell's requests, and the processes that carry them.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const ONE: Shape = Shape {
     depth: 1,
 };
 
-/// It is killed on drop.
+/// A bed. It is killed on drop.
 pub enum Bed {
     Bare(Bare),
     Container(Container),
@@ -34,10 +34,10 @@ pub enum Bed {
 }
 
 impl Bed {
-    /// Starts what reads an image.
+    /// Starts a bed in which a program reads an image.
     ///
     /// # Errors
-    /// When it does not come up, with its last words.
+    /// If the bed does not start, with its last output.
     pub fn block(
         technology: Technology,
         (kind, spec): (&server::Kind, &server::Spec),
@@ -64,18 +64,18 @@ impl Bed {
         }
     }
 
-    /// Starts what sends packets, and what receives them.
+    /// Starts a sender and a receiver of packets.
     ///
     /// # Errors
-    /// When one does not come up, or the network cannot be made.
+    /// If a side does not start, or the network cannot be created.
     pub fn network(cell: &network::Cell) -> Result<Bed> {
         Pair::start(cell).map(Bed::Network)
     }
 
-    /// Makes so many requests; what one took on the mean, in ns, where that is known.
+    /// Makes a number of requests. Returns the mean time of a request in nanoseconds, if known.
     ///
     /// # Errors
-    /// When they fail, or take too long.
+    /// If requests fail, or take too long.
     pub fn work(&mut self, requests: u64) -> Result<Option<f64>> {
         let script = |file: &str| {
             fio_script(&format!(
@@ -97,7 +97,7 @@ impl Bed {
         Ok(Some(worked.load.mean_ns))
     }
 
-    /// The guest that makes the requests, if it is one.
+    /// Returns the guest that makes the requests, if a guest makes them.
     pub fn guest(&mut self) -> Option<&mut Guest> {
         match self {
             Bed::Guest(bed) => Some(&mut bed.guest),
@@ -109,10 +109,10 @@ impl Bed {
         }
     }
 
-    /// The guest's disk: its numbers, as its kernel's events have them, and its name.
+    /// Returns the numbers of the guest's disk, as in events of the guest's kernel, and its name.
     ///
     /// # Errors
-    /// When the guest does not answer.
+    /// If the guest does not respond.
     pub fn disk_in_guest(&mut self) -> Result<Option<(String, String)>> {
         let Bed::Guest(bed) = self else {
             return Ok(None);
@@ -124,8 +124,8 @@ impl Bed {
         Ok(Some((numbers.trim().replace(':', ","), name)))
     }
 
-    /// The processes of this machine that carry requests, with what stands before the names of their
-    /// threads.
+    /// Returns the processes of this machine that carry requests, each with a prefix for the names
+    /// of its threads.
     pub fn carriers(&mut self) -> Vec<(u32, &'static str)> {
         match self {
             Bed::Bare(bare) => vec![(bare.hosted.pid(), "")],
@@ -144,10 +144,10 @@ impl Bed {
         }
     }
 
-    /// Powers it off, and waits for its end.
+    /// Powers the bed off, and waits for its end.
     ///
     /// # Errors
-    /// When it does not end, or ends with a failure.
+    /// If the bed does not end, or fails.
     pub fn end(self) -> Result<()> {
         match self {
             Bed::Bare(bare) => bare.hosted.end(),

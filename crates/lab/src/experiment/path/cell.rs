@@ -1,4 +1,4 @@
-//! One cell: some requests, followed.
+//! A cell: makes some requests and follows them.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::machine::Aio;
 use crate::scratch::Scratch;
 use crate::server;
 
-/// Of the image.
+/// Size of the image, in bytes.
 const SIZE: u64 = 64 << 20;
 
 pub struct Cell {
@@ -43,10 +43,10 @@ impl Cell {
         })
     }
 
-    /// What can be said before anything is started.
+    /// Checks the settings before anything is started.
     ///
     /// # Errors
-    /// When values do not go together.
+    /// If values do not go together.
     pub fn check(&self) -> Result<()> {
         match self.of {
             Of::Packet => self.network()?.check(),
@@ -59,7 +59,7 @@ impl Cell {
         }
     }
 
-    /// What the experiment `network` is to do.
+    /// Returns the settings of the experiment `network` with which the packets are sent.
     pub fn network_settings(&self) -> Settings {
         Settings::defaults(network::PARAMETERS)
             .with("technology", self.technology)
@@ -71,7 +71,7 @@ impl Cell {
         Ok(cell.with_profiler())
     }
 
-    /// The disk, wherever its image is.
+    /// The disk, without its image.
     fn spec(&self) -> server::Spec<'static> {
         server::Spec {
             name: DISK,
@@ -126,7 +126,7 @@ impl Cell {
         Bed::block(self.technology, (&self.disk, &spec), progress)
     }
 
-    /// Each side has handed requests to a device, or nothing can be said of it.
+    /// Fails unless each side has handed requests to a device; otherwise the path is incomplete.
     fn expect_sides(&self, path: &RequestPath) -> Result<()> {
         let is_guest = self.technology.accelerator().is_some();
         let sides = is_guest.then_some(Side::Guest).into_iter();

@@ -1,5 +1,5 @@
-//! The way of a request as stacks: who has called whom when a block request or a packet is handed to
-//! a device, in the guest and on the host, as in a post that compares such ways (Brendan Gregg,
+//! Paths of requests as call stacks: the callers of a device's driver for a block request or a
+//! packet, in the guest and on the host, as in a blog post that compares such paths (Brendan Gregg,
 //! "Virtualization Performance: Zones, KVM, Xen").
 
 mod bed;

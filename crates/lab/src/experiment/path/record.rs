@@ -1,5 +1,5 @@
-//! perf around a cell's work: requests that are handed to devices, and what happens in between, on
-//! both sides at once.
+//! Runs perf during a cell's work, on both sides at the same time: records requests that are handed
+//! to devices, and events in between.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,38 +13,38 @@ use crate::perf::{InGuest, Modules, OnHost, Recording};
 use crate::tracers::Tracefs;
 
 const SOON: Duration = Duration::from_secs(60);
-/// Of the host's kernel, once it has KVM.
+/// Event of the host's kernel that exists if KVM is loaded.
 const EXITS: &str = "kvm/kvm_exit";
-/// So that perf finds the guest's events.
+/// Mounts tracefs, so that perf finds the guest's events.
 const MOUNT: &str = "mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true";
-/// The guest's first process, which all others are below.
+/// The guest's first process, whose descendants are all others.
 const INIT: u32 = 1;
 
-/// With the event that tells of it.
+/// A crossing and its event.
 type Counted = (Crossing, &'static str);
-/// What is counted on both sides.
+/// Crossings that are counted on both sides.
 const OTHERS: [Counted; 3] = [
     (Crossing::Switches, "sched:sched_switch"),
     (Crossing::WakeUps, "sched:sched_wakeup"),
     (Crossing::Calls, "raw_syscalls:sys_enter"),
 ];
 
-/// What is being recorded.
+/// A recording in progress.
 pub struct Recorder {
     of: Of,
     guest: Option<InGuest>,
     host: OnHost,
-    /// What is counted there.
+    /// Crossings that are counted on the host.
     on_host: Vec<Counted>,
-    /// Mounted for as long as perf records.
+    /// tracefs, which stays mounted while perf records.
     _tracefs: Tracefs,
 }
 
 impl Recorder {
-    /// Begins to record; files go to a directory.
+    /// Starts to record; files are written to the directory `files`.
     ///
     /// # Errors
-    /// When perf does not record, on either side.
+    /// If perf cannot record on one of the sides.
     pub fn start(bed: &mut Bed, of: Of, files: &Path) -> Result<Recorder> {
         let tracefs = Tracefs::open()?;
         let mut on_host = OTHERS.to_vec();
@@ -68,10 +68,11 @@ impl Recorder {
         })
     }
 
-    /// Ends, on both sides before anything is printed: that is work, too.
+    /// Stops both sides. Nothing is printed before both have stopped, because printing is work,
+    /// too.
     ///
     /// # Errors
-    /// When perf does not end in time.
+    /// If perf does not end in time.
     pub fn stop(self, bed: &mut Bed) -> Result<Recorder> {
         let host = self.host.stop()?;
         let guest = match (self.guest, bed.guest()) {
@@ -85,10 +86,10 @@ impl Recorder {
         })
     }
 
-    /// What was recorded, and lines about what is missing of it.
+    /// Returns the recorded path, and messages about missing data.
     ///
     /// # Errors
-    /// When perf cannot read what it has recorded.
+    /// If perf cannot read its recording.
     pub fn path(self, bed: &mut Bed) -> Result<(RequestPath, Vec<String>)> {
         let (mut path, mut missing) = (RequestPath::default(), Vec::new());
         if let Some(perf) = self.guest {
@@ -120,7 +121,7 @@ impl Recorder {
     }
 }
 
-/// `name` says what a device of the side is called, where its events have numbers.
+/// Adds a side's devices. `name` converts a device's numbers in events to its name, if known.
 fn add(path: &mut RequestPath, trace: Trace, side: Side, name: &dyn Fn(&str) -> Option<String>) {
     let (mut devices, between) = trace.finish(side);
     for one in &mut devices {
@@ -137,8 +138,8 @@ fn crossings(counted: &[Counted]) -> Vec<Crossing> {
     counted.iter().map(|(what, _)| *what).collect()
 }
 
-/// A block device of this machine, by its numbers as events have them (`254,0`): its name, where
-/// there is one.
+/// Returns the name of a block device of this machine, by its numbers in events (`254,0`). `None`
+/// if the device has none.
 fn name_of(numbers: &str) -> Option<String> {
     let link = Path::new("/sys/dev/block").join(numbers.replace(',', ":"));
     let target = std::fs::read_link(link).ok()?;

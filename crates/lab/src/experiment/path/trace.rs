@@ -1,5 +1,5 @@
-//! Requests on their way, from the text of `perf script`: to which devices they were handed, by which
-//! functions, and what happened in between.
+//! Paths of requests, from the text of `perf script`: the devices to which requests were handed,
+//! the calling functions, and the events in between.
 //!
 //! ```text
 //! fio  496/500  486.954325: block:block_rq_issue: 254,0 R 4096 () 102810896 + 8 [fio]
@@ -23,42 +23,43 @@ use tasks::Tasks;
 
 pub use requests::{Of, READ, SCHEDULER};
 
-/// What `perf script` is to print, and in which form.
+/// Fields that `perf script` prints.
 pub const FIELDS: &str = "comm,pid,tid,time,event,trace,ip,sym,dso";
 
-/// Frames of a stack.
+/// Maximum number of frames of a stack.
 const MOST_FRAMES: usize = 256;
-/// What code without frame pointers has in the place of its callers: any number.
+/// Frames that perf finds in code without frame pointers: arbitrary numbers instead of callers.
 const NOWHERE: [&str; 3] = [
     "[unknown] [unknown]",
     "[unknown] [kernel]",
     "[unknown] [anon]",
 ];
-/// Devices of a side.
+/// Maximum number of devices of a side.
 const MOST_DEVICES: usize = 16;
-/// Requests that are not complete.
+/// Maximum number of incomplete requests.
 const MOST_PENDING: usize = 100_000;
-/// Stacks of a device that are told.
+/// Maximum number of stacks of a device that are reported.
 const MOST_STACKS: usize = 3;
-/// A device that had not one in so many of the requests is somebody else's.
+/// A device is ignored if it has less than this fraction (1/`STRAY`) of the busiest device's
+/// requests.
 const STRAY: u64 = 10;
-/// Who looks on, and carries nothing.
+/// Name of perf, which observes requests and does not carry them.
 const PERF: &str = "perf";
 
-/// Whose requests are followed.
+/// The requests that are followed.
 #[derive(Debug)]
 pub struct Watch {
     pub of: Of,
-    /// Processes, with what stands before the names of their threads; those below them are theirs,
-    /// too. The kernel's threads may carry requests of anybody.
+    /// Processes that carry requests, each with a prefix for the names of its threads. Their
+    /// descendants belong to them, too. Threads of the kernel may carry requests of any process.
     pub carriers: Vec<(u32, &'static str)>,
-    /// The only device that counts, as events have it (`254,0`).
+    /// The only device that is followed, as in events (`254,0`). `None`: all devices.
     pub device: Option<String>,
-    /// What is counted.
+    /// The crossings that are counted.
     pub crossings: Vec<Crossing>,
 }
 
-/// Text on its way to a side's part of a path.
+/// Converts text to one side's part of a path.
 #[derive(Debug)]
 pub struct Trace {
     text: Text,
@@ -70,11 +71,11 @@ struct State {
     watch: Watch,
     modules: Modules,
     tasks: Tasks,
-    /// Its frames are being read, from the inside out.
+    /// The request whose frames are being read, from the innermost to the outermost.
     open: Option<Open>,
-    /// In the order of their first requests.
+    /// Devices in the order of their first requests.
     devices: Vec<Device>,
-    /// When requests were handed over.
+    /// Times at which requests were handed to a device.
     pending: HashMap<(String, String), f64>,
     counts: Counts,
 }
@@ -86,7 +87,7 @@ struct Open {
     device: usize,
     thread: String,
     frames: Vec<String>,
-    /// What followed was no frame.
+    /// Whether a frame was unknown. The frames beyond are then wrong.
     is_lost: bool,
 }
 
@@ -94,11 +95,11 @@ struct Open {
 struct Device {
     name: String,
     requests: u64,
-    /// Of those that were seen to be completed.
+    /// Number of requests whose completion was seen.
     completed: u64,
     seconds: f64,
     stacks: Folded,
-    /// What had been counted at the first and at the last request.
+    /// Counts at the first and at the last request.
     first: Counts,
     last: Counts,
 }
@@ -125,7 +126,7 @@ impl Trace {
         self.text.push(chunk, &mut |line| self.state.line(line));
     }
 
-    /// What all that has come says of a side. Devices are named as their events do.
+    /// Returns the side's devices and crossings. Devices have the names from their events.
     pub fn finish(mut self, side: Side) -> (Vec<Handed>, Vec<Between>) {
         self.text.end(&mut |line| self.state.line(line));
         self.state.close();
@@ -142,7 +143,8 @@ impl Trace {
     }
 }
 
-/// Without the schedulers whose threads call the driver themselves: its stack says it all.
+/// Removes schedulers whose threads call the driver themselves. The disk's stack then has all
+/// frames.
 fn ways(handed: Vec<Handed>) -> Vec<Handed> {
     let thread = |one: &Handed| one.stacks.first().map(|stack| stack.thread.clone());
     let goes_on = |one: &Handed| {
@@ -196,7 +198,7 @@ impl State {
         }
     }
 
-    /// What stands before the names of a carrier's threads.
+    /// Returns the prefix for a carrier's threads; `None` if the process is not a carrier.
     fn carrier(&self, process: u32) -> Option<&'static str> {
         self.tasks.above(process).find_map(|one| {
             let mut known = self.watch.carriers.iter();
@@ -261,7 +263,7 @@ impl State {
             "raw_syscalls:sys_enter" => Crossing::Calls,
             _ => return,
         };
-        // A wake-up is of another thread than that which an interrupt has found on the CPU.
+        // A wake-up counts for the woken thread. The current thread may just have been interrupted.
         let (comm, process) = match crossing {
             Crossing::WakeUps => {
                 let (comm, tid) = woken(text).unwrap_or_default();
@@ -299,7 +301,8 @@ impl Device {
         }
     }
 
-    /// What happened from its first to its last request, for each of them. Nothing of a single one.
+    /// Returns the crossings per request, between the first and the last request. Empty if there
+    /// are fewer than two requests.
     fn between(&self, side: Side, crossings: &[Crossing]) -> Vec<Between> {
         let one = |what: &Crossing| {
             let [first, last] = [&self.first, &self.last].map(|counts| counts.get(what));
@@ -342,13 +345,14 @@ impl Device {
     }
 }
 
-/// Of `comm=a name pid=18 prio=0 target_cpu=000`, which may have any name in it: name and thread.
+/// Parses the name and thread ID in `comm=a name pid=18 prio=0 target_cpu=000`. The name may
+/// contain anything.
 fn woken(text: &str) -> Option<(&str, u32)> {
     let (comm, rest) = text.strip_prefix("comm=")?.rsplit_once(" pid=")?;
     Some((comm, rest.split(' ').next()?.parse().ok()?))
 }
 
-/// The kernel's workers have numbers in their names, and are alike.
+/// Returns the name of a thread. The kernel's workers, whose names have numbers, get one name.
 fn thread(prefix: &str, comm: &str) -> String {
     const WORKER: &str = "kworker";
     match comm.starts_with(WORKER) {

@@ -1,7 +1,8 @@
-//! Which component a sample is counted for.
+//! Assigns each sample to a component.
 //!
-//! On the host the innermost frame that a rule knows decides: a lock that ext4 takes is the file
-//! system's. Where no rule knows one, it is the process: a system call's own cost is its caller's.
+//! On the host, the innermost frame that matches a rule decides: a lock taken by ext4 counts for
+//! the file system. If no frame matches, the process decides: the cost of a system call itself
+//! counts for its caller.
 
 use fathom_run::folded::{QEMU, SERVER, is_kernel, parts};
 use fathom_run::{Better, Folded, Measure, Side, Unit};
@@ -19,8 +20,8 @@ const HOST: [&str; 7] = [
     "host.other",
 ];
 
-/// Frames of the kernel, by module or by how the symbol begins (two underscores before it mean
-/// nothing).
+/// Kernel frames of a component, by module or by prefix of the symbol. Leading underscores of the
+/// symbol are ignored.
 struct Rule {
     component: &'static str,
     objects: &'static [&'static str],
@@ -90,7 +91,7 @@ const RULES: [Rule; 3] = [
     },
 ];
 
-/// Percent of a side's samples, by component. Nothing where there are no samples.
+/// Returns the percentage of a side's samples for each component. Empty if there are no samples.
 pub fn measures(folded: &Folded, side: Side) -> Vec<Measure> {
     let components: &[&'static str] = match side {
         Side::Guest => &GUEST,
@@ -115,7 +116,7 @@ pub fn measures(folded: &Folded, side: Side) -> Vec<Measure> {
     components.iter().zip(counts).map(measure).collect()
 }
 
-/// The component of a stack: the command, then frames from the outermost to the innermost.
+/// Returns the component of a stack: the command, then frames from the outermost to the innermost.
 fn of(stack: &[&str], side: Side) -> &'static str {
     let [command, frames @ ..] = stack else {
         return "host.other";
@@ -134,7 +135,7 @@ fn of(stack: &[&str], side: Side) -> &'static str {
             rule.objects.contains(&object)
                 || rule.symbols.iter().any(|begin| symbol.starts_with(begin))
         };
-        // Programs have functions of such names, too: QEMU's blk_aio_preadv.
+        // Programs also have functions with such names, for example QEMU's blk_aio_preadv.
         is_kernel(object).then(|| RULES.iter().find(fits))?
     });
     match known {

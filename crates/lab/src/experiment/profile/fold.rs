@@ -1,7 +1,7 @@
-//! Folds the text of `perf script` while it comes: of a guest's perf or of the host's.
+//! Folds the text of `perf script` as it arrives, from perf in a guest or on the host.
 //!
-//! With call graphs a sample is a line with the thread, then a line for each frame from the inside
-//! out, then an empty line; without, it is one line:
+//! With call graphs, a sample is a line with the thread, a line for each frame from the innermost
+//! to the outermost, and an empty line. Without call graphs, a sample is one line:
 //!
 //! ```text
 //! CPU 0/KVM  1234/1240 K
@@ -14,20 +14,20 @@ use fathom_run::Folded;
 
 use crate::perf::{Head, Modules, Text};
 
-/// What `perf script` is to print, and in which form.
+/// Fields that `perf script` prints.
 pub const FIELDS: &str = "comm,pid,tid,misc,ip,sym,dso";
 
-/// Of a sample.
+/// Maximum number of frames of a sample.
 const MAX_FRAMES: usize = 256;
-/// The time of a virtual CPU in its guest, which has frames of its own there.
+/// Frame for the time of a vCPU in its guest. The frames of the guest are not known on the host.
 pub const IN_GUEST: &str = "[guest]";
-/// Threads of QEMU, when it is not known which.
+/// Name for threads of QEMU if the thread is not known.
 const VCPUS: &str = "vCPUs";
 
-/// A process whose threads are told from those of others by a word before their names.
+/// A process ID, and a prefix for the names of the process's threads.
 pub type Known = (u32, &'static str);
 
-/// Text on its way to stacks.
+/// Converts text to stacks.
 #[derive(Debug, Default)]
 pub struct Folder {
     text: Text,
@@ -46,7 +46,7 @@ struct Stacks {
 struct Sample {
     command: String,
     is_idle_task: bool,
-    /// From the inside out.
+    /// From the innermost to the outermost.
     frames: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ impl Folder {
         self.text.push(chunk, &mut |line| self.stacks.line(line));
     }
 
-    /// The stacks of all that has come. CPUs that were idle have none.
+    /// Returns the stacks of the whole text. Idle CPUs are left out.
     pub fn finish(mut self) -> Folded {
         self.text.end(&mut |line| self.stacks.line(line));
         self.stacks.close();
@@ -103,8 +103,8 @@ impl Stacks {
             && sample.frames.first().is_none_or(|one| one != IN_GUEST)
             && let Some(frame) = self.modules.frame(line)
         {
-            // One that calls itself is one, since a chain that goes through code without frame
-            // pointers looks like that.
+            // Repeated frames count once: a call chain through code without frame pointers often
+            // repeats a frame.
             if sample.frames.last() != Some(&frame) {
                 sample.frames.push(frame);
             }
@@ -113,7 +113,7 @@ impl Stacks {
 
     fn command(&self, head: &Head) -> String {
         let known = self.known.iter().find(|(pid, _)| *pid == head.pid);
-        // Of samples in a guest perf knows no thread, and says `:` and the process.
+        // perf does not know the thread of a sample in a guest, and prints `:` and the process ID.
         let comm = match head.comm.starts_with(':') {
             true => VCPUS,
             false => head.comm,
@@ -125,7 +125,7 @@ impl Stacks {
         let Some(sample) = self.sample.take() else {
             return;
         };
-        // What has no frame is a sample that was cut off.
+        // A sample without a frame was cut off.
         if sample.frames.is_empty() || (sample.is_idle_task && is_idle(&sample.frames)) {
             return;
         }
@@ -135,7 +135,7 @@ impl Stacks {
     }
 }
 
-/// Whether this is a CPU that waits; interrupts are work also of the idle task.
+/// Whether the CPU was idle. Interrupts are work, also in the idle task.
 fn is_idle(frames: &[String]) -> bool {
     const INTERRUPTS: [&str; 5] = [
         "asm_",
@@ -156,13 +156,13 @@ fn is_idle(frames: &[String]) -> bool {
     ];
     let begins = |frame: &String, with: &[&str]| with.iter().any(|one| frame.starts_with(one));
     match frames {
-        // Without a call graph nothing says what the function was called for.
+        // Without a call graph, it is not known why the function was called.
         [innermost] => begins(innermost, &WAITING),
         several => !several.iter().any(|frame| begins(frame, &INTERRUPTS)),
     }
 }
 
-/// Whether the CPU ran a guest's instructions, and what is behind the letters that say so.
+/// Returns whether the CPU ran a guest's instructions, and the text after the mode letters.
 fn mode(text: &str) -> (bool, &str) {
     let letters = text.split(' ').next().unwrap_or_default();
     let is_mode = |c| matches!(c, 'K' | 'U' | 'H' | 'G' | 'g');

@@ -1,5 +1,4 @@
-//! Waiting for the kernel's locks, from the text of `perf script`: how often, how long, and who
-//! asked for the lock.
+//! Waits for kernel locks, from the text of `perf script`: number, time and caller of the waits.
 //!
 //! ```text
 //! fio  250/251  [000]     12.345678: lock:contention_begin: 0xffff8881 (flags=SPIN)
@@ -18,18 +17,18 @@ use fathom_run::folded::parts;
 
 use crate::perf::{Head, Modules, Recording, Text};
 
-/// What `perf script` is to print, and in which form.
+/// Fields that `perf script` prints.
 const FIELDS: &str = "comm,pid,tid,cpu,time,event,trace,ip,sym,dso";
-/// There where the kernel tells of its locks (since 5.19).
+/// Exists if the kernel can trace lock contention (since Linux 5.19).
 const EVENT: &str = "/sys/kernel/tracing/events/lock/contention_begin";
 
-/// Threads that wait.
+/// Maximum number of waits that are in progress at a time.
 const MOST_OPEN: usize = 10_000;
-/// Locks by caller.
+/// Maximum number of locks, counted by caller.
 const MOST_LOCKS: usize = 10_000;
-/// That are told.
+/// Maximum number of locks that are reported.
 const MOST_TOLD: usize = 20;
-/// The kernel's own functions around a wait: who called them is of interest.
+/// Prefixes of the kernel's own functions around a wait. The caller of these is of interest.
 const HELPERS: [&str; 18] = [
     "trace",
     "perf_",
@@ -51,7 +50,7 @@ const HELPERS: [&str; 18] = [
     "do_raw_",
 ];
 
-/// What perf is to record of them.
+/// Returns how perf records lock contention.
 pub fn recording() -> Recording {
     let events = "--event=lock:contention_begin,lock:contention_end";
     Recording {
@@ -63,17 +62,17 @@ pub fn recording() -> Recording {
     }
 }
 
-/// Whether this machine's kernel tells of its locks, to this user.
+/// Whether this machine's kernel can trace lock contention, and the user may see it.
 pub fn are_told() -> bool {
     Path::new(EVENT).exists()
 }
 
-/// The same in a guest, whose answer is a status.
+/// Returns a shell script that checks the same in a guest; its exit status is the answer.
 pub fn told_in_guest() -> String {
     format!("[ -e {EVENT} ] || mount -t tracefs tracefs /sys/kernel/tracing\n[ -e {EVENT} ]")
 }
 
-/// Text on its way to waits.
+/// Converts text to waits.
 #[derive(Debug, Default)]
 pub struct Waits {
     text: Text,
@@ -83,13 +82,14 @@ pub struct Waits {
 #[derive(Debug, Default)]
 struct State {
     modules: Modules,
-    /// Its frames are being read.
+    /// The wait whose frames are being read.
     begun: Option<(Key, Begun)>,
     open: HashMap<Key, Begun>,
     locks: HashMap<String, (u64, f64)>,
 }
 
-/// A wait: the thread (of an idle task, which there is one of for each CPU, the CPU), and the lock.
+/// A wait: the thread, the CPU, and the lock. The CPU is only set for idle tasks: each CPU has one,
+/// and all have thread ID 0.
 type Key = (u32, String, String);
 
 #[derive(Debug)]
@@ -116,7 +116,7 @@ impl Waits {
         self.text.push(chunk, &mut |line| self.state.line(line));
     }
 
-    /// Those that were waited for most.
+    /// Returns the locks with the longest waits, longest first.
     pub fn finish(mut self, side: Side) -> Vec<LockWait> {
         self.text.end(&mut |line| self.state.line(line));
         let lock = |(name, (waits, seconds))| LockWait {
@@ -165,7 +165,8 @@ impl State {
         }
     }
 
-    /// The wait has begun. One that goes on in another way (spinning, then sleeping) begins twice.
+    /// Records that the wait has begun. A wait that changes from spinning to sleeping begins twice;
+    /// the first begin counts.
     fn close(&mut self) {
         if let Some((key, begun)) = self.begun.take()
             && self.open.len() < MOST_OPEN
@@ -176,7 +177,7 @@ impl State {
 
     fn end(&mut self, key: &Key, at: f64) {
         let Some(begun) = self.open.remove(key) else {
-            return; // it had begun before the window
+            return; // the wait had begun before the recording
         };
         let caller = begun.caller.unwrap_or_else(|| "[unknown]".into());
         let name = format!("{} {caller}", begun.flags);
@@ -190,12 +191,12 @@ impl State {
 
 struct Event<'a> {
     tid: u32,
-    /// Empty but of idle tasks: others may go to another CPU while they wait.
+    /// Empty except for idle tasks: other tasks may move to another CPU while they wait.
     cpu: &'a str,
     /// Seconds.
     at: f64,
     lock: &'a str,
-    /// None at a wait's end.
+    /// `None` at the end of a wait.
     flags: Option<&'a str>,
 }
 
@@ -275,8 +276,8 @@ fio 250/251 [003] 10.000500: lock:contention_end: 0xffff8882 (ret=0)
         assert_eq!(told, expected);
     }
 
-    /// What eight programs' writes have waited for, each of a part of a block that nothing was written
-    /// to yet: a file's own lock lets in one of these at a time.
+    /// Returns the waits of eight threads that write parts of blocks that were not written before.
+    /// The lock of a file lets only one such write run at a time.
     fn fought_for(dir: &Path, files: &str) -> Evidence {
         const SHAPE: Shape = Shape {
             threads: 8,
@@ -305,7 +306,7 @@ fio 250/251 [003] 10.000500: lock:contention_end: 0xffff8882 (ret=0)
         }
     }
 
-    /// Where the kernel tells of its locks, as root.
+    /// Needs root, and a kernel that traces lock contention.
     #[test]
     fn a_lock_that_is_fought_for_is_named_and_is_what_limits() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -1,5 +1,5 @@
-//! Where the CPU goes: perf samples the CPUs of the guest and of the host while fio works in the
-//! guest, and the samples are folded by stack, for tables and flame graphs.
+//! CPU profile: perf samples the CPUs of guest and host while fio works in the guest. The samples
+//! are folded by stack, for tables and flame graphs.
 
 mod components;
 mod fold;
@@ -139,7 +139,7 @@ impl Cell {
         })
     }
 
-    /// The disk, wherever its image is.
+    /// The disk, without its image.
     fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,
@@ -157,7 +157,7 @@ impl Cell {
         }
     }
 
-    /// fio's, on a file or device.
+    /// Returns fio's arguments for a file or device.
     fn job(&self, file: &str, runtime: Duration) -> Vec<String> {
         let Shape { threads, depth } = self.shape;
         let engine = if depth > 1 { "libaio" } else { "psync" };

@@ -1,5 +1,5 @@
-//! What is recorded around a cell's work, on both sides at once: samples of the CPUs, and where the
-//! kernels tell of it, waiting for their locks.
+//! Recordings during a cell's work, in the guest and on the host at the same time: samples of the
+//! CPUs, and waits for kernel locks if the kernel can trace them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,17 +20,17 @@ use crate::perf::{InGuest, Modules, OnHost};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// perf on both sides. What one side cannot record leaves the other's worth having.
+/// perf on both sides. If recording fails on one side, the other side's results are still used.
 pub struct Recorder {
     guest: Result<InGuest>,
     host: Result<OnHost>,
-    /// None where the kernel, or the user's rights, have none.
+    /// `None` if the kernel cannot trace lock contention, or the user may not see it.
     guest_locks: Option<InGuest>,
     host_locks: Option<OnHost>,
 }
 
 impl Recorder {
-    /// Begins to record; files go to a directory.
+    /// Starts to record; files are written to the directory `files`.
     pub fn start(bed: &mut GuestBed, files: &Path, sampling: Sampling) -> Recorder {
         let (samples, locks) = (sampling.recording(), locks::recording());
         let guest = &mut bed.guest;
@@ -47,7 +47,8 @@ impl Recorder {
         }
     }
 
-    /// Ends, on both sides before anything is printed: that is work, too.
+    /// Stops both sides. Nothing is printed before both have stopped, because printing is work,
+    /// too.
     pub fn stop(self, bed: &mut GuestBed) -> Recorder {
         let guest = &mut bed.guest;
         Recorder {
@@ -58,10 +59,10 @@ impl Recorder {
         }
     }
 
-    /// Adds what was recorded to a cell, and to its folder.
+    /// Adds the results to a cell's yield, and writes them to its folder.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// If the folder cannot be written.
     pub fn tell(self, bed: &mut GuestBed, folder: &Path, found: &mut Yield) -> Result<()> {
         let mut known = vec![(bed.guest.pid(), QEMU)];
         if let Some(server) = &mut bed.server {
@@ -99,7 +100,7 @@ fn modules(guest: &mut Guest) -> Modules {
     Modules::parse(&text.map(|output| output.text).unwrap_or_default())
 }
 
-/// What perf has told, or why it has not.
+/// A message from perf, if any, or why recording has failed.
 type Told = Result<Option<String>>;
 
 fn problem(found: &mut Yield, side: Side, told: Told) {

@@ -1,11 +1,11 @@
-//! How CPUs are sampled.
+//! Sampling of CPUs.
 
 use super::fold;
 use crate::perf::Recording;
 use crate::words::words;
 
 words! {
-    /// Whether a sample has its callers.
+    /// Whether a sample includes its callers.
     pub enum CallGraph {
         /// By frame pointers.
         Fp = "fp",
@@ -16,14 +16,14 @@ words! {
 /// How CPUs are sampled.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampling {
-    /// Samples of each CPU in a second.
+    /// Samples per second of each CPU.
     pub frequency: u32,
     pub graph: CallGraph,
 }
 
 impl Sampling {
-    /// A clock is the event that every machine has, also one without counters; `GH` is: a CPU that
-    /// runs a guest's instructions, too.
+    /// Returns how perf records. The CPU clock works on every machine, also without performance
+    /// counters. `GH` samples a CPU also while it runs a guest's instructions.
     pub fn recording(self) -> Recording {
         let mut words = vec![
             "--event=cpu-clock:GH".to_owned(),
@@ -51,7 +51,7 @@ mod tests {
     use crate::perf::{Modules, OnHost};
     use rustix::time::{ClockId, clock_gettime};
 
-    /// The oracle is what a thread of this program does.
+    /// The reference is what a thread of this program is known to do.
     #[test]
     fn a_busy_thread_is_seen_with_its_name_and_function() {
         #[inline(never)]
@@ -89,7 +89,7 @@ mod tests {
             .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap())
             .sum();
         let wanted = spent * f64::from(sampling.frequency);
-        // A few come late, where others use the CPUs, too.
+        // Some samples may be late if other programs use the CPUs, too.
         let range = wanted * 0.5 - 5.0..wanted * 1.3 + 5.0;
         assert!(range.contains(&seen), "{seen}, not {wanted}: {lines:#?}");
     }

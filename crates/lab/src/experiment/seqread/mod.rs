@@ -1,5 +1,5 @@
-//! A sequential O_DIRECT read in the guest, one request at a time: the experiment that shows the
-//! cost of every layer, because nothing overlaps.
+//! Sequential O_DIRECT reads in the guest, one request at a time. Nothing overlaps, so that the
+//! results show the cost of every layer.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -99,7 +99,7 @@ impl Cell {
         })
     }
 
-    /// The disk, wherever its image is.
+    /// The disk, without its image.
     fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,
@@ -125,7 +125,7 @@ impl Session for Reading {
         let dir = Scratch::on_disk()?;
         let image = match (&cell.image, &cell.disk) {
             (Some(path), _) => path.clone(),
-            (None, server::Kind::Socket(_)) => PathBuf::new(), // its server has one
+            (None, server::Kind::Socket(_)) => PathBuf::new(), // the server has its own image
             (None, _) => {
                 progress(&format!("writing an image of {} MiB", cell.size >> 20));
                 let path = dir.path().join("disk.img");
@@ -148,7 +148,7 @@ impl Session for Reading {
             parse: &|text| Worked::of_fio(text, ONE),
         })?;
         let mut found = Yield::from(seen);
-        // Of a disk that somebody else serves, the image is not known.
+        // The image of a disk served by another program is not known.
         if !image.as_os_str().is_empty() {
             progress("reading the image itself, on the host");
             found.compare(bare(&image, cell.runtime)?);
@@ -173,7 +173,7 @@ fn script(device: &str, seconds: u64) -> String {
     ))
 }
 
-/// The same on the host: for a part of the time, since nothing of it can be in a cache.
+/// Runs the same reads on the host. A part of the time is enough, because no cache is involved.
 fn bare(image: &Path, runtime: Duration) -> Result<Bare> {
     let time = (runtime / 5).clamp(Duration::from_millis(200), Duration::from_secs(10));
     let options = workload::Options::new(image).with_limit(Limit::Time(time));

@@ -1,4 +1,4 @@
-//! A cell's settings: what goes together, and the machine and disk that come of them.
+//! A cell: checks that its settings go together, and derives the machine and the disk from them.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub(super) struct Cell {
     pub format: Format,
     pub storage: Storage,
     pub host_scheduler: Option<Scheduler>,
-    /// In the guest; None: the load is on the device itself.
+    /// File system in the guest. `None`: the load uses the device itself.
     pub fs: Option<FileSystem>,
     pub image: Option<PathBuf>,
     pub size: u64,
@@ -40,9 +40,9 @@ pub(super) struct Cell {
     may_overwrite: bool,
 }
 
-/// Where the guest's file system is.
+/// Mount point of the guest's file system.
 const MOUNTED: &str = "/mnt/disk";
-/// The load's file in it.
+/// The load's file in the guest's file system.
 const FILE: &str = "/mnt/disk/file";
 
 impl Cell {
@@ -78,7 +78,7 @@ impl Cell {
         })
     }
 
-    /// What can be said before anything runs.
+    /// Checks the settings before anything is run.
     pub fn check(&self) -> Result<()> {
         if let Some(reason) = self.contradiction() {
             return Err(Error::Protocol(reason));
@@ -94,7 +94,7 @@ impl Cell {
         }
     }
 
-    /// What does not go together, if anything does not.
+    /// Returns why some settings do not go together, or `None`.
     fn contradiction(&self) -> Option<String> {
         self.of_the_server()
             .or_else(|| self.of_the_device())
@@ -195,12 +195,13 @@ impl Cell {
         })
     }
 
-    /// Whether the host can do the same as the guest: on a raw image that it can reach.
+    /// Whether the host can run the same load as the guest: on a raw image that the host can
+    /// access.
     pub fn has_bare(&self) -> bool {
         self.format == Format::Raw && !self.image.as_deref().is_some_and(is_uri)
     }
 
-    /// The disk, wherever its image is.
+    /// The disk, without its image.
     pub fn spec(&self) -> Spec<'static> {
         let properties = [
             ("ioeventfd=off", !self.has_ioeventfd),
@@ -221,7 +222,7 @@ impl Cell {
         }
     }
 
-    /// The guest, but for the disk.
+    /// The guest, without its disk.
     pub fn machine(&self) -> Machine {
         let x2apic = (!self.has_x2apic).then(|| "x2apic=off".to_owned());
         Machine {
@@ -234,7 +235,7 @@ impl Cell {
         }
     }
 
-    /// Modules of the guest's kernel beyond its disk's drivers.
+    /// Returns modules of the guest's kernel, in addition to the drivers of its disk.
     pub fn modules(&self) -> impl Iterator<Item = &'static str> + use<> {
         let fs = self.fs.and_then(FileSystem::module);
         let scheduler = match self.guest_scheduler {
@@ -246,7 +247,8 @@ impl Cell {
         fs.into_iter().chain(scheduler)
     }
 
-    /// Sets the disk's scheduler in the guest, and makes a file system with a file of half its size.
+    /// Returns a script that sets the disk's scheduler in the guest, and makes a file system with a
+    /// file of half the disk's size.
     pub fn preparation(&self, device: &str) -> String {
         let name = device.trim_start_matches("/dev/");
         let scheduler = self.guest_scheduler;
@@ -259,7 +261,7 @@ impl Cell {
             (false, FileSystem::Btrfs) => "-o nobarrier",
             (false, _) => "-o barrier=0",
         };
-        // What it leaves for later would come into the window.
+        // No work may be left for the measured window.
         let (make, size) = (fs.make(device, false), self.size / 2);
         format!(
             "{set}{make}\nmkdir -p {MOUNTED}\n\
@@ -269,7 +271,7 @@ impl Cell {
         )
     }
 
-    /// What the load is on.
+    /// Returns the device or file that the load uses.
     pub fn target<'a>(&self, device: &'a str) -> &'a str {
         match self.fs {
             None => device,

@@ -1,4 +1,4 @@
-//! The load: fio, in the guest and on the host.
+//! The load of fio, in the guest and on the host.
 
 use crate::error::{Error, Result};
 use crate::experiment::Settings;

@@ -1,6 +1,6 @@
-//! Which settings matter: one factor at a time around a base, or all combinations.
+//! Effects of settings: changes one factor at a time around a base, or runs all combinations.
 //!
-//! Every cell has a guest of its own, since most settings are those of its boot.
+//! Every cell has a guest of its own, because most settings take effect when the guest boots.
 
 mod cell;
 mod load;
@@ -24,7 +24,7 @@ use crate::work::{AROUND_FIO, Worked};
 
 pub struct Factors;
 
-/// Of the guest's memory.
+/// Size of a huge page of the guest's memory.
 const HUGE_PAGE_MIB: u32 = 2;
 
 impl Experiment for Factors {
@@ -155,5 +155,5 @@ impl Session for Running {
     }
 }
 
-/// For a file system, and a file that fills half of it.
+/// Time limit for making a file system with a file that fills half of it.
 const PREPARATION: Duration = Duration::from_secs(1800);

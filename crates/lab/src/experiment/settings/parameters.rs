@@ -1,4 +1,4 @@
-//! The parameters of the experiment: the factors, then the load.
+//! Parameters of the experiment: the factors, then the load.
 
 use crate::experiment::shared::{self, count};
 use crate::experiment::{Kind, Parameter};
@@ -20,23 +20,23 @@ words! {
 }
 
 impl Cache {
-    /// Past the host's page cache.
+    /// Whether the mode bypasses the host's page cache.
     pub fn is_direct(self) -> bool {
         matches!(self, Cache::None | Cache::Directsync)
     }
 }
 
 words! {
-    /// What the server opens.
+    /// The object that the server opens.
     pub enum Storage {
         File = "file",
-        /// A loop device over the file: a block device.
+        /// A loop device over the file, which is a block device.
         Loop = "loop",
     }
 }
 
 words! {
-    /// Who orders a block device's requests.
+    /// The scheduler of a block device's requests.
     pub enum Scheduler {
         None = "none",
         MqDeadline = "mq-deadline",
@@ -45,7 +45,7 @@ words! {
     }
 }
 
-/// Nothing on the disk: the load is on the device itself.
+/// Value of `fs` without a file system: the load uses the device itself.
 pub(super) const RAW: &str = "raw";
 
 const FILE_SYSTEM: Kind = Kind::Word {

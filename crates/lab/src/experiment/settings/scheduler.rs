@@ -1,4 +1,4 @@
-//! Schedulers of the host's block devices: set for a cell, and put back.
+//! Schedulers of the host's block devices, set for a cell and restored afterwards.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,21 @@ use super::parameters::Scheduler;
 use crate::error::{Context, Error, Result};
 use crate::put_back::Changed;
 
-/// A scheduler that a device has for as long as this lives.
+/// Keeps a device's scheduler changed until drop.
 #[derive(Debug)]
 pub(super) struct Set {
     _changed: Changed,
 }
 
-/// Where a device's scheduler is told and set, by the device's name in /sys/block.
+/// Returns the file of a device's scheduler. `device` is a name in /sys/block.
 pub(super) fn file_of(device: &str) -> PathBuf {
     Path::new("/sys/block").join(device).join("queue/scheduler")
 }
 
-/// Fails unless the device whose file this is can have the scheduler.
+/// Checks that a device has a scheduler. `file` is the device's scheduler file.
 ///
 /// # Errors
-/// One line that says what it can have.
+/// One line that names the available schedulers.
 pub(super) fn check(file: &Path, scheduler: Scheduler) -> Result<()> {
     let text = fs::read_to_string(file).context(|| format!("cannot read {}", file.display()))?;
     let mut all = text
@@ -40,10 +40,10 @@ pub(super) fn check(file: &Path, scheduler: Scheduler) -> Result<()> {
 }
 
 impl Set {
-    /// Gives the device whose file this is another scheduler.
+    /// Sets the scheduler of a device. `file` is the device's scheduler file.
     ///
     /// # Errors
-    /// When it has none of that name, or without the rights.
+    /// If the device has no such scheduler, or without permission.
     pub fn new(file: &Path, scheduler: Scheduler) -> Result<Set> {
         check(file, scheduler)?;
         let what = || format!("cannot set {}", file.display());

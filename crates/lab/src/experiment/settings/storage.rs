@@ -1,4 +1,4 @@
-//! What the disk's data is on, made for a cell.
+//! Storage of a cell's disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -13,14 +13,15 @@ use crate::host;
 use crate::machine::Format;
 use crate::scratch::{self, Scratch};
 
-/// An image, and what is set below it.
+/// An image, and the loop device and scheduler below it.
 pub(super) struct Stored {
-    /// What the server opens.
+    /// The path that the server opens.
     pub path: PathBuf,
-    /// Where the same load runs on the host: what the server opens, or, where that is no raw image,
-    /// the file that it was made of.
+    /// The path that the same load uses on the host: the path that the server opens, or, if that is
+    /// not a raw image, the raw file from which it was made. `None` if the host cannot run the
+    /// load.
     pub bare: Option<PathBuf>,
-    // Fields are dropped in order.
+    // Fields are dropped in this order.
     _scheduler: Option<Set>,
     _loop: Option<Loop>,
     dir: Scratch,
@@ -53,13 +54,13 @@ impl Stored {
         })
     }
 
-    /// For the server's sockets and logs.
+    /// Returns the directory for the server's sockets and logs.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 }
 
-/// The image, and a raw file with the same contents, which may be itself.
+/// Creates an image. Also returns a raw file with the same contents, which may be the image itself.
 fn make_image(dir: &Path, size: u64, format: Format) -> Result<(PathBuf, Option<PathBuf>)> {
     let raw = dir.join("disk.img");
     image::fill(&raw, size)?;
@@ -72,13 +73,13 @@ fn make_image(dir: &Path, size: u64, format: Format) -> Result<(PathBuf, Option<
         "qemu-img",
         &["convert", "-f", "raw", "-O", format.name(), &from, &to],
     )?;
-    // What is still on its way to the disk would be in the way of the load.
+    // Data that is still being written would disturb the load.
     let written = File::open(&path).and_then(|file| file.sync_all());
     written.context(|| format!("cannot write {}", path.display()))?;
     Ok((path, Some(raw)))
 }
 
-/// The file of a loop device's scheduler, or of that of the device below a file.
+/// Returns the scheduler file of a loop device, or of the device below a file.
 fn scheduler_of(path: &Path, storage: Storage) -> Result<PathBuf> {
     if storage == Storage::Loop {
         let name = path.file_name().unwrap_or_default();
@@ -91,10 +92,10 @@ fn scheduler_of(path: &Path, storage: Storage) -> Result<PathBuf> {
     Ok(scheduler::file_of(&device))
 }
 
-/// What can be said of a scheduler before there is an image.
+/// Checks a scheduler before the image exists.
 pub(super) fn check_scheduler(cell: &Cell, wanted: Scheduler) -> Result<()> {
     let file = match (cell.storage, &cell.image) {
-        // Which one it will be is not known, but all have the same.
+        // The number of the loop device is not known yet, but all have the same schedulers.
         (Storage::Loop, _) => scheduler::file_of("loop0"),
         (Storage::File, Some(path)) => scheduler_of(path, cell.storage)?,
         (Storage::File, None) => {
@@ -107,8 +108,8 @@ pub(super) fn check_scheduler(cell: &Cell, wanted: Scheduler) -> Result<()> {
     scheduler::check(&file, wanted)
 }
 
-/// A loop device over a file. The kernel removes it when nobody has it open any more, whatever
-/// becomes of this process.
+/// A loop device over a file. The kernel removes it when no process has it open, even if this
+/// process is killed.
 struct Loop {
     path: PathBuf,
     _open: File,
@@ -121,19 +122,19 @@ impl Loop {
         let path = PathBuf::from(host::run("losetup", &args)?.trim());
         let what = || format!("cannot open {}", path.display());
         let open = OpenOptions::new().read(true).write(true).open(&path);
-        // Of a device that is open this only marks it as to be removed.
+        // A device that is open is only marked for removal.
         host::run("losetup", &["--detach", &path.to_string_lossy()])?;
         let open = open.context(what)?;
         Ok(Loop { path, _open: open })
     }
 }
 
-/// Whether a name is that of an NBD server's export.
+/// Whether a name is the URI of an NBD export.
 pub(super) fn is_uri(path: &Path) -> bool {
     path.to_string_lossy().contains("://")
 }
 
-/// What can be said of an image of the user's.
+/// Checks an image that the user has named.
 pub(super) fn check_image(path: &Path) -> Result<()> {
     if is_uri(path) {
         return Ok(());

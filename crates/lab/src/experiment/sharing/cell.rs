@@ -1,4 +1,4 @@
-//! One test by one way.
+//! A cell: one test with one way.
 
 use std::path::{Path, PathBuf};
 
@@ -19,9 +19,9 @@ use crate::words::words;
 use crate::{disk_image, page_cache};
 
 words! {
-    /// What this machine has of the files in memory when a test begins.
+    /// State of this machine's page cache when a test begins.
     pub enum HostCache {
-        /// What making them has left there.
+        /// The cache has what creating the files has left there.
         Warm = "warm",
         Dropped = "dropped",
     }
@@ -38,20 +38,20 @@ pub struct Cell {
     msize: u64,
 }
 
-/// How much larger the disk is than what is in it, at least, and in parts of that.
+/// Free space on the disk in addition to its data: at least so many bytes, or a part of the data.
 const ROOM: u64 = 256 << 20;
 const ROOM_PART: u64 = 4;
-/// Of a small file on a disk, with what names it.
+/// Space on a disk for a small file and its metadata.
 const SMALL_FILE: u64 = 8 << 10;
 const GUEST: Place = Place {
     tree: "/mnt",
     notes: "/tmp",
     fathom: "fathom",
 };
-/// Nothing of files is in the guest's memory afterwards.
+/// Empties the guest's caches.
 const FORGET: &str = "echo 3 >/proc/sys/vm/drop_caches";
-/// More of the data than this part that fsync has left in memory was not flushed: others' file
-/// systems write some of their own at any time.
+/// The data divided by this is the maximum that may be unwritten after fsync, because file systems
+/// write data of their own at any time. With more unwritten data, the way does not flush.
 const UNFLUSHED_PART: u64 = 16;
 
 impl Cell {
@@ -77,7 +77,7 @@ impl Cell {
         })
     }
 
-    /// What can be said before anything is run.
+    /// Checks the settings before anything is run.
     ///
     /// # Errors
     /// One line that says which values do not go together.
@@ -97,7 +97,7 @@ impl Cell {
         self.host_cache == HostCache::Dropped
     }
 
-    /// The disk, wherever its image is.
+    /// The disk, without its image.
     fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,
@@ -107,7 +107,7 @@ impl Cell {
         }
     }
 
-    /// Runs it on new files, in a guest of its own.
+    /// Runs the test on new files, in a new guest.
     pub fn run(&self, fathom: &Path, progress: &mut dyn FnMut(&str)) -> Result<Yield> {
         match self.way.reach() {
             Reach::Host => self.on_host(fathom, progress),
@@ -153,12 +153,13 @@ impl Cell {
         self.add_costs(&mut seen, bed.guest.pid(), server);
         let yielded = self.yielded(seen, &written)?;
         bed.guest.check("umount /mnt", patience)?;
-        // Who serves it ends with it, or is ended.
+        // The server ends with the guest, or is killed when the bed is dropped.
         bed.guest.power_off()?;
         Ok(yielded)
     }
 
-    /// A guest, how it mounts what it has, and which file of this machine's has what it writes.
+    /// Boots a guest. Also returns the script that mounts the tree, and the file on this machine
+    /// that has the data written by the guest.
     fn boot(
         &self,
         fathom: &Path,
@@ -205,7 +206,7 @@ impl Cell {
         }
     }
 
-    /// Takes the files out of this machine's memory, where that is asked for.
+    /// Empties this machine's page cache, if the settings ask for it.
     fn forget(&self) -> Result<()> {
         match self.host_cache {
             HostCache::Warm => Ok(()),
@@ -213,7 +214,7 @@ impl Cell {
         }
     }
 
-    /// What the processes took of this machine's CPUs, each.
+    /// Adds the CPU time of QEMU and of the server, per request or gigabyte.
     fn add_costs(&self, seen: &mut Seen, qemu: u32, server: Option<u32>) {
         let load = &seen.evidence.load;
         let (name, unit, per) = match self.load.test.is_streaming() {
@@ -251,7 +252,7 @@ impl Cell {
         Ok(yielded)
     }
 
-    /// What to say of a way that has left so many of the bytes in this machine's memory alone.
+    /// Returns a warning if a way has left too many bytes only in this machine's page cache.
     fn unflushed(&self, unwritten: u64, moved: u64) -> Option<String> {
         (unwritten > moved / UNFLUSHED_PART).then(|| {
             format!(

@@ -1,4 +1,4 @@
-//! What is done to the files, as scripts: the same in guests and on this machine.
+//! Tests on the files, as scripts that are the same in guests and on this machine.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::words::words;
 use crate::work::{Shape, Worked};
 
 words! {
-    /// What is done to the files.
+    /// Work on the files.
     pub enum Test {
-        /// A new file, from its start to its end, in 1 MiB; fsync ends it.
+        /// Writes a new file sequentially, in 1 MiB, with fsync at the end.
         Write = "write",
-        /// The same file, read so.
+        /// Reads such a file sequentially, in 1 MiB.
         Read = "read",
-        /// Blocks of 4 KiB anywhere in it, each once.
+        /// Writes the blocks of 4 KiB of the file in random order, each once.
         RandomWrite = "random-write",
         RandomRead = "random-read",
-        /// Many small files.
+        /// Creates many small files.
         Create = "create",
         Stat = "stat",
         Rename = "rename",
@@ -28,7 +28,7 @@ words! {
 }
 
 impl Test {
-    /// All of them.
+    /// All tests, separated by commas.
     pub const FORM_AS_DEFAULT: &str =
         "write,read,random-write,random-read,create,stat,rename,delete";
 
@@ -36,24 +36,24 @@ impl Test {
         matches!(self, Test::Write | Test::Read)
     }
 
-    /// Whether it moves data, and not names.
+    /// Whether the test moves data. Other tests work on names.
     pub fn is_of_data(self) -> bool {
         self.is_streaming() || matches!(self, Test::RandomWrite | Test::RandomRead)
     }
 
-    /// Whether its data has been written to the device when it has ended.
+    /// Whether all data has been flushed to the device when the test ends.
     pub fn is_flushed(self) -> bool {
         matches!(self, Test::Write | Test::RandomWrite)
     }
 }
 
-/// The file of the tests that move data.
+/// Name of the file for tests that move data.
 pub const DATA: &str = "data";
 const ONE: Shape = Shape {
     threads: 1,
     depth: 1,
 };
-/// What the slowest way is expected to do at least: bytes, and calls, in a second.
+/// Minimum speed expected of a way, in bytes and in calls per second.
 const SLOWEST: u64 = 1 << 20;
 const SLOWEST_CALLS: u64 = 50;
 const AROUND: Duration = Duration::from_secs(180);
@@ -61,30 +61,29 @@ const AROUND: Duration = Duration::from_secs(180);
 #[derive(Clone, Debug)]
 pub struct Load {
     pub test: Test,
-    /// Of the file.
+    /// Size of the file, in bytes.
     pub size: u64,
-    /// Of the random tests.
+    /// Maximum time of the random tests.
     pub runtime: Duration,
-    /// Small files.
+    /// Number of small files.
     pub files: u64,
-    /// O_DIRECT.
+    /// Whether data bypasses the guest's page cache (O_DIRECT).
     pub direct: bool,
 }
 
-/// Where a script finds things, in the shell's spelling.
+/// Paths for scripts, quoted for the shell.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// The directory under test.
     pub tree: &'a str,
-    /// A directory of the same machine's for all else.
+    /// A directory on the same machine for all other files.
     pub notes: &'a str,
-    /// How to call this program.
+    /// The command that runs this program.
     pub fathom: &'a str,
 }
 
 impl Load {
-    /// Makes what there has to be before the test, and writes it back. Then the guest has nothing
-    /// of it in memory.
+    /// Returns a script that creates the files that the test needs, and writes them back.
     pub fn prepare(&self, place: Place) -> String {
         let make = match self.test {
             Test::Write | Test::Create => ":".to_owned(),
@@ -94,7 +93,7 @@ impl Load {
         format!("{{ {make}\n}} >{}/made\nsync\n", place.notes)
     }
 
-    /// The test, which prints what [`parse`](Self::parse) takes.
+    /// Returns a script that runs the test; [`parse`](Self::parse) takes its output.
     pub fn run(&self, place: Place) -> String {
         let direct = format!("--direct={}", u8::from(self.direct));
         let random = format!("--bs=4k --runtime={}", short_duration(self.runtime));
@@ -110,7 +109,8 @@ impl Load {
         }
     }
 
-    /// Where space is reserved before, some ways would have less to do in the test than others.
+    /// Space is not reserved in advance: some ways would then have less work in the test than
+    /// others.
     fn fio(&self, place: Place, job: &str) -> String {
         let Place { tree, notes, .. } = place;
         format!(
@@ -129,10 +129,10 @@ impl Load {
         )
     }
 
-    /// The figures of what [`run`](Self::run) has printed.
+    /// Parses the output of [`run`](Self::run).
     ///
     /// # Errors
-    /// When it is no report.
+    /// If the text is not a report.
     pub fn parse(&self, text: &str) -> Result<Worked> {
         if self.test.is_of_data() {
             return Worked::of_fio(text, ONE);
@@ -146,7 +146,7 @@ impl Load {
         Ok(worked)
     }
 
-    /// For the test, and for what comes before it.
+    /// Returns the time limit of the test, and of its preparation.
     pub fn patience(&self) -> Duration {
         AROUND + Duration::from_secs(self.size / SLOWEST + self.files / SLOWEST_CALLS)
     }

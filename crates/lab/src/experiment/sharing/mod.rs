@@ -1,5 +1,5 @@
-//! A tree of files in a guest, by 9p, by virtiofs, and on a disk with a file system of the guest's:
-//! what data and names cost by each way.
+//! A tree of files in a guest, accessed by 9p, by virtiofs, or on a disk with a file system of the
+//! guest: the cost of data and of names for each way.
 
 mod cell;
 mod load;
@@ -92,7 +92,7 @@ const PARAMETERS: &[Parameter] = &[
     shared::vcpus("1"),
 ];
 
-/// What is shown of each way beside the first one.
+/// Columns for each way.
 const SHOWN: &[(&str, &str)] = &[
     ("throughput", "MB/s"),
     ("iops", "per second"),
@@ -212,7 +212,7 @@ impl Experiment for Sharing {
     }
 }
 
-/// A cell has a guest of its own: none begins where another one has left something.
+/// Each cell has a new guest, so that no cell is affected by an earlier one.
 struct Running {
     fathom: PathBuf,
 }
@@ -264,7 +264,7 @@ mod tests {
         assert!(needs("virtio-blk").contains(&Need::Program("mke2fs")));
     }
 
-    /// A kernel without 9p is no reason to measure nothing.
+    /// A kernel without 9p must not prevent the other measurements.
     #[test]
     fn by_default_only_ways_are_tried_that_the_kernel_has() {
         let plan = Order::new(&Sharing).plan().unwrap();

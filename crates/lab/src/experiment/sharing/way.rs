@@ -1,38 +1,38 @@
-//! How a guest gets to the files.
+//! Ways in which a guest accesses the files.
 
 use crate::bed::Protocol;
 use crate::server;
 use crate::words::words;
 
 words! {
-    /// How the files are reached.
+    /// How the files are accessed.
     pub enum Way {
-        /// A disk of QEMU's, with a file system of the guest's.
+        /// A disk served by QEMU, with a file system of the guest.
         VirtioBlk = "virtio-blk",
-        /// The same disk, served by Fathom.
+        /// A disk served by Fathom, with a file system of the guest.
         VhostUserBlk = "vhost-user-blk",
-        /// A directory, by virtiofsd: what the guest has in its page cache is asked for again after a
-        /// second, or when a file is opened.
+        /// A directory served by virtiofsd. The guest validates its page cache again after a
+        /// second, and when a file is opened.
         Virtiofs = "virtiofs",
-        /// The same; the guest believes its cache for good, and keeps writes in it.
+        /// A directory served by virtiofsd. The guest's cache is always valid, and has write-back.
         VirtiofsAlways = "virtiofs-always",
-        /// The same, without a cache in the guest.
+        /// A directory served by virtiofsd, without a cache in the guest.
         VirtiofsNever = "virtiofs-never",
-        /// A directory, by QEMU, without a cache in the guest.
+        /// A directory served by QEMU, without a cache in the guest.
         NineP = "9p",
-        /// The same; the guest believes its cache for good, and keeps writes in it.
+        /// A directory served by QEMU. The guest's cache is always valid, and has write-back.
         NinePLoose = "9p-loose",
-        /// No guest: a directory of this machine.
+        /// A directory of this machine, without a guest.
         Bare = "bare",
     }
 }
 
-/// What a way is made of.
+/// Components of a way.
 pub enum Reach {
-    /// A disk, and who serves it.
+    /// A disk and its server.
     Disk(server::Kind),
     Virtiofs(&'static [&'static str]),
-    /// With the guest's `cache=`.
+    /// 9p, with this value of the guest's mount option `cache`.
     NineP(&'static str),
     Host,
 }
@@ -57,7 +57,8 @@ impl Way {
         matches!(self.reach(), Reach::Disk(_))
     }
 
-    /// The guest's modules, beyond those of every guest and those of the disk's file system.
+    /// Returns the guest's modules, in addition to those of every guest and of the disk's file
+    /// system.
     pub fn modules(self) -> &'static [&'static str] {
         match self.reach() {
             Reach::Disk(_) | Reach::Host => &[],

@@ -1,4 +1,4 @@
-//! The job, in fio's words.
+//! The job as arguments of fio.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,31 +9,31 @@ use crate::error::Result;
 use crate::host;
 use crate::work::{AROUND_FIO, Shape, fio_script};
 
-/// Processes of VMs, each with a disk of its own.
+/// Number of jobs. Each stands for the process of a VM with a disk of its own.
 pub const JOBS: u32 = 4;
-/// Requests that each keeps in flight.
+/// Requests that each job keeps in flight.
 const DEPTH: u32 = 4;
 pub const SHAPE: Shape = Shape {
     threads: JOBS,
     depth: DEPTH,
 };
-/// What a place is expected to do at least, of reads or writes.
+/// Minimum speed expected of a place, in bytes per second.
 const SLOWEST: u64 = 256 << 10;
 
-/// The job `virt` of the post.
+/// The job `virt` of the blog post.
 #[derive(Clone, Debug)]
 pub struct Virt {
-    /// Of each job's file, or part of the disk.
+    /// Bytes of each job's file or part of the disk.
     pub size: u64,
-    /// Its end, however much is left.
+    /// Maximum time of the job, even if data remains.
     pub runtime: Option<Duration>,
     pub seed: u64,
 }
 
-/// Where fio is to read and write.
+/// Where fio reads and writes.
 #[derive(Clone, Copy, Debug)]
 pub enum On<'a> {
-    /// Files of [`file`]'s names in the directory where it runs.
+    /// Files in fio's working directory, named as by [`file`].
     Files,
     /// A part of this block device for each job.
     Device(&'a Path),
@@ -41,13 +41,13 @@ pub enum On<'a> {
     Export(&'a str),
 }
 
-/// The name that fio gives to a job's file.
+/// Returns fio's name for a job's file.
 pub fn file(job: u32) -> String {
     format!("virt.{job}.0")
 }
 
 impl Virt {
-    /// Of all jobs together.
+    /// Returns the bytes of all jobs together.
     pub fn bytes(&self) -> u64 {
         self.size.saturating_mul(JOBS.into())
     }
@@ -59,7 +59,7 @@ impl Virt {
         }
     }
 
-    /// fio's arguments. Jobs are threads, so that they can be seen as fio's.
+    /// Returns fio's arguments. The jobs are threads, so that they can be identified as fio's.
     pub fn arguments(&self, on: On) -> Vec<String> {
         let mut args = common(on);
         if let On::Device(_) | On::Export(_) = on {
@@ -77,23 +77,23 @@ impl Virt {
         args
     }
 
-    /// For a guest's shell: the same on a disk of its own.
+    /// Returns a guest's shell script that runs the job on a disk.
     pub fn script(&self, device: &str) -> String {
         fio_script(&self.arguments(On::Device(Path::new(device))).join(" "))
     }
 
-    /// fio on this machine, in the directory.
+    /// Prepares fio on this machine, in the directory `dir`.
     ///
     /// # Errors
-    /// When there is no fio.
+    /// If fio is not installed.
     pub fn on_host<'a>(&self, on: On, dir: &'a Path) -> Result<Program<'a>> {
         fio(&self.arguments(on), dir, self.timeout())
     }
 
-    /// Writes all that the job will read: reading what was never written measures nothing.
+    /// Writes everything that the job will read: reads of unwritten blocks would measure nothing.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If writing fails.
     pub fn fill(&self, on: On, dir: &Path) -> Result<()> {
         let mut args = common(on);
         args.extend(["--rw=write", "--bs=1M", "--iodepth=2", "--end_fsync=1"].map(Into::into));
@@ -108,7 +108,7 @@ fn common(on: On) -> Vec<String> {
     let engine = match on {
         On::Files => "libaio",
         On::Device(path) => {
-            // It takes `:` between names.
+            // In fio's file names, `:` is a separator.
             let path = path.to_string_lossy().replace(':', "\\:");
             args.push(format!("--filename={path}"));
             "libaio"
@@ -118,7 +118,7 @@ fn common(on: On) -> Vec<String> {
             "nbd"
         }
     };
-    // An engine's own options are known only behind its name.
+    // fio accepts an engine's own options only after the engine's name.
     args.insert(1, format!("--ioengine={engine}"));
     args
 }

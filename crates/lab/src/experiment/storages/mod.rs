@@ -1,5 +1,5 @@
-//! One job over several storages, on the host and in a guest: what a file system, a network and
-//! virtualisation make of it. The job is that of a post about a cluster of virtual machines
+//! One job on several storages, on the host and in a guest: shows the effect of a file system, a
+//! network and virtualisation. The job is from a blog post about a cluster of virtual machines
 //! (Richard W.M. Jones, "Cluster performance: baseline testing").
 
 mod fio;
@@ -166,7 +166,7 @@ impl Experiment for Storages {
 }
 
 words! {
-    /// On which side of virtualisation the job runs.
+    /// Where the job runs: on the host or in a guest.
     pub enum Where {
         Host = "host",
         Guest = "guest",
@@ -198,7 +198,7 @@ impl Cell {
         })
     }
 
-    /// The disk, wherever its image is.
+    /// The disk, without its image.
     fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,
@@ -211,7 +211,7 @@ impl Cell {
 
 struct Measuring {
     fathom: PathBuf,
-    /// Devices and exports that have been written to, by name and bytes.
+    /// Devices and exports that have been filled, by name and size in bytes.
     filled: HashSet<(String, u64)>,
 }
 
@@ -238,7 +238,7 @@ impl Session for Measuring {
 }
 
 impl Measuring {
-    /// Writes to a device or an export, once a run; files of a directory are made for each cell.
+    /// Fills a device or an export, once per run. Files in a directory are made for each cell.
     fn fill(&mut self, cell: &Cell, found: &Found, progress: &mut dyn FnMut(&str)) -> Result<()> {
         let name = (found.to_string(), cell.virt.bytes());
         if let Found::Directory { .. } = found {
@@ -263,7 +263,7 @@ impl Measuring {
         folder: &Path,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Seen> {
-        // Sockets have short names, and a network's file system has none.
+        // Paths of sockets must be short, and network file systems do not support sockets.
         let sockets = Scratch::small()?;
         let files;
         let image = match found {
@@ -323,13 +323,13 @@ fn on_host(cell: &Cell, found: &Found, progress: &mut dyn FnMut(&str)) -> Result
         Found::Export(_) => (Scratch::small()?, None),
     };
     progress(&format!("running fio on the host, over {found}"));
-    // None where it is not known: that of a network's file system, say.
+    // `None` if the device is not known, for example of a network file system.
     let device = below.and_then(|path| evidence::device_below(&path).ok().flatten());
     let job = cell.virt.on_host(on(found), dir.path())?;
     job.measure(device, &|text| Worked::of_fio(text, SHAPE))
 }
 
-/// Where fio reads and writes that runs on the host.
+/// Returns where fio reads and writes on the host.
 fn on(found: &Found) -> On<'_> {
     match found {
         Found::Directory { .. } => On::Files,
@@ -338,11 +338,11 @@ fn on(found: &Found) -> On<'_> {
     }
 }
 
-/// How to say what a place, or running in a guest, makes of the job.
+/// Returns the names of the cell's place and side for sentences that compare cells.
 fn words(cell: &Cell, found: &Found) -> BTreeMap<String, String> {
     let mut words = BTreeMap::from([("place".to_owned(), found.to_string())]);
     if cell.side == Where::Guest {
-        // What an emulated guest takes is no price of virtualisation.
+        // The cost of an emulated guest is not that of virtualisation.
         let word = match Accelerator::detect() {
             Accelerator::Kvm => "virtualisation",
             Accelerator::Tcg => "emulation",

@@ -1,4 +1,4 @@
-//! fio in one technology.
+//! A cell: fio in one technology.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,21 +20,22 @@ use crate::work::{AROUND_FIO, Engine, FioJob, Worked};
 use crate::workload::Rw;
 
 const MIB: u64 = 1 << 20;
-/// Percent of what was read: less is what files share a device with.
+/// Percentage of cached reads above which a cell reports a problem. Smaller shares can result from
+/// other I/O on the same device.
 const CACHED: f64 = 10.0;
 
 words! {
-    /// Sizes and order of requests.
+    /// Size and order of requests.
     pub enum Test {
-        /// 128 KiB in order.
+        /// Sequential requests of 128 KiB.
         Throughput = "throughput",
-        /// 4 KiB at random.
+        /// Random requests of 4 KiB.
         Iops = "iops",
     }
 }
 
 words! {
-    /// What requests do.
+    /// Operation of requests.
     pub enum Op {
         Read = "read",
         Write = "write",
@@ -50,7 +51,7 @@ pub struct Cell {
     memory: u64,
     cpus: Cpus,
     aio: Aio,
-    /// Of `fathom serve`.
+    /// Options of `fathom serve`.
     options: Vec<String>,
 }
 
@@ -73,10 +74,10 @@ impl Cell {
         })
     }
 
-    /// What can be said before anything runs.
+    /// Checks the values before anything is run.
     ///
     /// # Errors
-    /// When values do not go together, or do not work on this machine.
+    /// If values do not go together, or do not work on this machine.
     pub fn check(&self) -> Result<()> {
         let refuse = |why: String| Err(Error::Protocol(why));
         let (Cpus(cpus), kind) = (self.cpus, self.technology.kind());
@@ -127,10 +128,10 @@ impl Cell {
         }
     }
 
-    /// Runs it in an instance of its own, and then on the host.
+    /// Runs the cell in an instance of its own, and then on the host.
     ///
     /// # Errors
-    /// Everything that can go wrong with instances, servers and fio, with their last words.
+    /// Any failure of instances, servers and fio, with their last output.
     pub fn run(
         &self,
         fathom: &Path,
@@ -181,7 +182,7 @@ impl Cell {
         measures
     }
 
-    /// What to say of reads that were none of the device's.
+    /// Returns a warning if many reads were not served by the device.
     fn tell_cached(&self, measures: &[Measure]) -> Option<String> {
         let cached = measures.iter().find(|one| one.name == "cached")?.value;
         (cached > CACHED).then(|| {
@@ -194,7 +195,7 @@ impl Cell {
     }
 }
 
-/// What a cell on the host itself has done.
+/// Converts the results of a cell that ran on the host itself.
 fn bare(evidence: &Evidence) -> Bare {
     let load = evidence.load.clone();
     let measures = Vec::new();

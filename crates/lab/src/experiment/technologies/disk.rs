@@ -1,4 +1,4 @@
-//! The storage that all technologies have.
+//! The storage used by all technologies.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::experiment::place::Found;
 use crate::scratch::Scratch;
 use crate::work::{fio_file, fio_on_host};
 
-/// A file or a block device, all of which was written.
+/// A file or a block device, all blocks of which have been written.
 pub struct Disk {
     pub path: PathBuf,
     found: Found,
@@ -18,10 +18,10 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Writes it.
+    /// Writes all blocks.
     ///
     /// # Errors
-    /// When it cannot be written, or nobody has said that a device may be.
+    /// If writing fails, or if overwriting a device is not allowed.
     pub fn make(cell: &Cell, progress: &mut dyn FnMut(&str)) -> Result<Disk> {
         let (found, size) = (cell.place.find()?, cell.size);
         found.refuse_data(cell.may_overwrite)?;
@@ -47,7 +47,7 @@ impl Disk {
                 fio_on_host(&job.map(str::to_owned), cell.job.shape())?;
                 (path.clone(), None)
             }
-            Found::Export(uri) => (uri.into(), None), // which `check` has refused
+            Found::Export(uri) => (uri.into(), None), // rejected by `Cell::check`
         };
         Ok(Disk {
             path,
@@ -57,7 +57,7 @@ impl Disk {
         })
     }
 
-    /// Whether it is what a cell is to have.
+    /// Whether a cell needs the same disk.
     pub fn is_of(&self, cell: &Cell) -> bool {
         self.size == cell.size && cell.place.find().is_ok_and(|found| found == self.found)
     }

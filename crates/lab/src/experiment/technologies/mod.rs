@@ -1,5 +1,5 @@
-//! What the disk of a container and of a virtual machine does beside that of the machine itself: the
-//! disk's half of a post that compares them (Brendan Gregg, "Virtualization Performance: Zones, KVM,
+//! Disks of containers and virtual machines compared with the disk of the machine itself: the disk
+//! part of a blog post that compares them (Brendan Gregg, "Virtualization Performance: Zones, KVM,
 //! Xen").
 
 mod cell;
@@ -88,23 +88,23 @@ pub const PARAMETERS: &[Parameter] = &[
 ];
 
 words! {
-    /// What fio runs in, and how it is given the disk.
+    /// The environment in which fio runs, and how it accesses the disk.
     pub enum Technology {
-        /// This machine, with the file itself.
+        /// This machine, using the file itself.
         Bare = "bare",
-        /// A container, with the file itself, bind-mounted.
+        /// A container, using the file itself, bind-mounted.
         Container = "container",
-        /// A container, with a block device: over a file, a loop device.
+        /// A container, using a block device: for a file, a loop device over it.
         ContainerDevice = "container-device",
-        /// A virtual machine by hardware, with QEMU's virtio-blk.
+        /// A virtual machine with KVM, using QEMU's virtio-blk.
         Kvm = "kvm",
-        /// The same, with Fathom's vhost-user-blk.
+        /// A virtual machine with KVM, using Fathom's vhost-user-blk.
         KvmFathom = "kvm-fathom",
-        /// A virtual machine that QEMU emulates, with QEMU's virtio-blk.
+        /// A virtual machine emulated by QEMU, using QEMU's virtio-blk.
         Tcg = "tcg",
-        /// The same, with Fathom's vhost-user-blk.
+        /// A virtual machine emulated by QEMU, using Fathom's vhost-user-blk.
         TcgFathom = "tcg-fathom",
-        /// User-mode Linux, with its ubd.
+        /// User-mode Linux, using its ubd.
         Uml = "uml",
     }
 }
@@ -121,7 +121,7 @@ impl Technology {
         }
     }
 
-    /// Those that run on this machine, of virtual machines the better.
+    /// Returns the technologies that run on this machine, with KVM rather than emulation.
     pub fn here() -> Vec<String> {
         use Technology::{Bare, Container, Kvm, KvmFathom, Tcg, TcgFathom, Uml};
         let machines = match Accelerator::detect() {
@@ -134,7 +134,7 @@ impl Technology {
         all.map(|one| one.name().to_owned()).collect()
     }
 
-    /// Who serves a virtual machine's disk.
+    /// Returns the server of a virtual machine's disk.
     pub fn server(self) -> server::Kind {
         match self {
             Technology::KvmFathom | Technology::TcgFathom => server::Kind::Fathom,
@@ -230,7 +230,7 @@ impl Experiment for Technologies {
 
 struct Measuring {
     fathom: PathBuf,
-    /// The last cell's, for as long as cells have the same.
+    /// The disk of the previous cell; kept while cells need the same one.
     disk: Option<Disk>,
 }
 

@@ -1,4 +1,4 @@
-//! What a run needs around the guest: an image, a server, and the guest itself.
+//! The bed of a cell: an image, a server, and the guest.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,37 +17,38 @@ use crate::workload;
 
 const SETTLE: Duration = Duration::from_secs(120);
 
-/// A guest that is ready for rounds. It is killed on drop.
+/// A guest that is ready for rounds. The guest is killed on drop.
 pub(super) struct Bed {
     pub vm: GuestBed,
-    /// (major, minor)
+    /// QEMU's version: (major, minor).
     pub qemu_version: (u32, u32),
-    /// QEMU, its threads and disks, as found from outside.
+    /// QEMU, its threads and disks, as inspected from outside.
     pub attached: attach::Qemu,
 }
 
 impl Bed {
-    /// Makes the image, starts the server, boots the guest.
+    /// Creates the image, starts the server, and boots the guest.
     pub fn make(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Bed> {
         let dir = Scratch::on_disk()?;
         let path = dir.path().join("disk.img");
         let size = options.size();
         progress(&format!("writing an image of {} MiB", size >> 20));
         image::fill(&path, size)?;
-        // QEMU's I/O threads need an ioeventfd; without, the main loop serves.
+        // QEMU's I/O threads need an ioeventfd. Without one, the main loop serves the disk.
         let kind = match options.transport {
             Transport::NoIoeventfd => &Kind::QemuMain,
             _ => &options.server,
         };
         let machine = Machine {
-            // The driver has no more queues than the guest has CPUs.
+            // The driver uses at most one queue per CPU of the guest.
             cpus: options.queues.into(),
             tools: false,
             programs: vec![options.fathom.clone()],
-            // One vCPU's TSC is its clock and that of its trace: nothing has to be converted.
+            // The TSC is the clock of the guest and of its trace, so that nothing has to be
+            // converted.
             append: vec!["clocksource=tsc".into(), "tsc=reliable".into()],
-            // A guest that panics ends QEMU, and its console tells why.
-            // Times in its log tell which thread did what when.
+            // If the guest panics, QEMU ends, and the console shows why. Time stamps in QEMU's log
+            // tell which thread did what when.
             extra: ["-no-reboot", "-msg", "timestamp=on"]
                 .map(str::to_owned)
                 .into(),
@@ -56,7 +57,7 @@ impl Bed {
         let spec = spec(options, dir.path(), &path);
         let mut vm = GuestBed::boot(machine, kind, &spec, progress)?.with_dir(dir);
         let name = vm.device.trim_start_matches("/dev/");
-        // mq-deadline, the default, hands requests to a kernel thread.
+        // The default, mq-deadline, passes requests to a kernel thread.
         let script = format!("echo none >/sys/block/{name}/queue/scheduler");
         vm.guest.check(&script, SETTLE)?;
         let guest = &vm.guest;
@@ -68,20 +69,21 @@ impl Bed {
         })
     }
 
-    /// The disk under test.
+    /// Returns the disk under test.
     pub fn found(&mut self) -> Result<&mut attach::Found> {
         let index = self.attached.choose(Some(DISK))?;
         Ok(&mut self.attached.disks[index])
     }
 
-    /// The process that serves the disk: QEMU itself where nobody else does.
+    /// Returns the ID of the process that serves the disk; it may be QEMU itself.
     pub fn server_pid(&mut self) -> Result<u32> {
         let server = self.found()?.disk.server_pid;
         Ok(server.unwrap_or(self.attached.pid))
     }
 
-    /// The threads of QEMU and of the disk's server, as they are now; those that have ended since
-    /// an earlier look are kept, and so is what was learnt of the others.
+    /// Updates the list of threads of QEMU and the disk's server.
+    ///
+    /// Threads that have ended since are kept, and so are the known roles of the others.
     pub fn look_at_threads(&mut self) {
         let mut now = attach::threads_of(self.attached.pid);
         for server in self.attached.servers() {
@@ -97,7 +99,7 @@ impl Bed {
         known.append(&mut now);
     }
 
-    /// The same benchmark on the image itself, without a guest.
+    /// Returns the same benchmark for the image itself, without a guest.
     pub fn host_workload(&self, options: &Options, positional: bool) -> workload::Options {
         let mut workload = options.workload(&self.vm.image);
         workload.positional = positional;
@@ -105,7 +107,7 @@ impl Bed {
     }
 }
 
-/// The disk, and what is asked of its server.
+/// Returns the disk, and the options of its server.
 fn spec<'a>(options: &'a Options, dir: &'a Path, image: &'a Path) -> Spec<'a> {
     let mut more = Vec::new();
     if options.server == Kind::Fathom {
@@ -134,7 +136,7 @@ fn spec<'a>(options: &'a Options, dir: &'a Path, image: &'a Path) -> Spec<'a> {
     }
 }
 
-/// One line of a round's figures.
+/// Formats a round's results in one line.
 pub(super) fn figures(benchmark: &Benchmark) -> String {
     let errors = match benchmark.errors {
         0 => String::new(),

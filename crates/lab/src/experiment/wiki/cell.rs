@@ -1,4 +1,4 @@
-//! A cell: rounds in one guest, traced and untraced, and on the host.
+//! A cell: traced and untraced rounds in one guest, and rounds on the host.
 
 use std::fs;
 
@@ -16,19 +16,20 @@ use crate::scratch::Scratch;
 use crate::tracers;
 use crate::workload::{self, Limit};
 
-/// In the breakdown: what the server printed at its end (Fathom's times, in JSON), and the
+/// Files in the breakdown: the output of the server at its end (Fathom's times, in JSON), and the
 /// guest's serial console.
 const SERVER_LOG: &str = "server.log";
 const CONSOLE_LOG: &str = "console.log";
-/// Operations before the first round, which may be no longer itself.
+/// Maximum number of operations before the first round.
 const WARM_UP: u64 = 100;
 
-/// Runs a cell on this machine, which has KVM, and leaves its breakdown at `options.output`.
-/// `progress` is told of every step. Returns what was seen of an untraced round, if there was one.
+/// Runs a cell on this machine, which has KVM, and writes its breakdown to `options.output`.
+///
+/// Calls `progress` at each step. Returns observations of an untraced round, if there was one.
 ///
 /// # Errors
-/// Everything that can go wrong with images, servers and guests, with their last words. Rounds
-/// that were complete are there then, if there were any.
+/// Any failure of images, servers and guests, with their last output. Rounds that were complete
+/// before are saved.
 pub(super) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Option<Seen>> {
     options.check()?;
     fs::create_dir_all(&options.output)
@@ -38,7 +39,7 @@ pub(super) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<O
     if let Err(error) = &done {
         run.problems.push(format!("the run ended early: {error}"));
     }
-    // What was collected stays usable; without a round there is nothing to use.
+    // Complete rounds stay usable. Without a round, nothing is.
     if run.rounds.is_empty() {
         let _ = fs::remove_dir_all(&options.output);
     } else {
@@ -78,7 +79,7 @@ fn rounds(
         run.rounds.push(round);
         run.save(&options.output)?;
     }
-    // Last: what it counts with stays in the guest.
+    // This round is last, because its probe of kicks stays active in the guest.
     let seen = match options.pairs_only {
         true => None,
         false => {
@@ -99,8 +100,8 @@ fn rounds(
     Ok(seen)
 }
 
-/// Brings code and data of both sides into caches (and, where the CPU is emulated, through its
-/// translator), so that the first round is like the others.
+/// Runs some operations, so that the first round is like the others: code and data of both sides
+/// are then in caches, and emulated CPUs have translated the code.
 fn warm_up(bed: &mut Bed, options: &Options) -> Result<()> {
     let count = match options.limit() {
         Limit::Operations(count) => count.min(WARM_UP),
@@ -121,15 +122,17 @@ fn warm_up(bed: &mut Bed, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What is done, in order.
+/// A step of the cell.
 #[derive(Debug)]
 enum Step {
     Guest(Plan),
     Host { name: String, positional: bool },
 }
 
-/// Pairs of a traced and an untraced round, so that the cost of tracing is seen, in alternating
-/// order, so that a drift is not taken for it; between them the host's own figures.
+/// Returns the steps: pairs of a traced and an untraced round, and the host's rounds in between.
+///
+/// The pairs show the cost of tracing. Their order alternates, so that a drift does not look like
+/// that cost.
 fn steps(options: &Options) -> Vec<Step> {
     let guest = |name: String, watch| Step::Guest(Plan { name, watch });
     let mut steps = Vec::new();
@@ -143,7 +146,7 @@ fn steps(options: &Options) -> Vec<Step> {
         }
         steps.append(&mut pair);
         if !options.pairs_only && options.iodepth == 1 && !options.rw.is_random() {
-            // The wiki's read(), and what the server's threads would call.
+            // The wiki's call, read(), and the call that the server's threads would use.
             for (call, positional) in [("read", false), ("pread", true)] {
                 let name = format!("host-{call}-{number}");
                 steps.push(Step::Host { name, positional });
@@ -193,7 +196,7 @@ fn in_guest(bed: &mut Bed, options: &Options, plan: &Plan, run: &mut Run) -> Res
         let line = format!("{}: {problem}", round.name);
         run.problems.push(line);
     }
-    // The guest's own words; of the traced rounds, which know more.
+    // The guest describes itself. Traced rounds know more than others.
     let is_first = run.environment.guest.is_none();
     if is_first || plan.watch == Watch::Requests {
         run.environment.guest = outcome.guest.environment.guest;
@@ -209,7 +212,7 @@ fn in_guest(bed: &mut Bed, options: &Options, plan: &Plan, run: &mut Run) -> Res
     Ok(round)
 }
 
-/// Tells of the disk and of the threads what is known of them by now.
+/// Copies to the run what is known of the disk and the threads by now.
 fn describe(bed: &mut Bed, run: &mut Run) -> Result<()> {
     let found = bed.found()?;
     let mut disk = Disk {
@@ -218,7 +221,7 @@ fn describe(bed: &mut Bed, run: &mut Run) -> Result<()> {
         extents: found.located.extents.clone(),
         ..found.disk.clone()
     };
-    // What the guest told of it stays.
+    // What the guest has reported about the disk is kept.
     if let Some(known) = run.disk() {
         disk.guest_dev = known.guest_dev;
         disk.guest_name.clone_from(&known.guest_name);
@@ -238,7 +241,7 @@ fn new_run(options: &Options) -> Run {
         iodepth,
         ..
     } = options;
-    // Whoever reads the times must know.
+    // Filters change the times, so the title names them.
     let through = match options.filters.as_slice() {
         [] => String::new(),
         filters => format!(" through {}", filters.join(" and ")),

@@ -1,4 +1,4 @@
-//! A round's half in the guest: `fathom guest run`.
+//! The part of a round that runs in the guest: `fathom guest run`.
 
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
@@ -12,39 +12,41 @@ use crate::tracers::guest::{self, Guest, GuestDisk};
 use crate::tracers::{self, Tracefs};
 use crate::workload::{self, Limit};
 
-/// Said when the guest is ready to start, and what it waits for.
+/// Printed when the guest is ready to start. The guest then waits for [`GO`].
 pub(super) const READY: &str = "fathom-guest: ready";
 pub(super) const GO: &str = "go";
-/// Said when the benchmark has ended and nothing is traced any more.
+/// Printed when the benchmark has ended and tracing has stopped.
 pub(super) const DONE: &str = "fathom-guest: done";
-/// The folder of the one round.
+/// Folder of the only round.
 pub(super) const ROUND: &str = "round";
-/// The benchmark's own events.
+/// Name of the stream with the benchmark's own events.
 pub(super) const BENCHMARK: &str = "benchmark";
 
-/// Nine events of some 40 bytes, and the kernel's time stamps between them.
+/// Trace data per operation: nine events of about 40 bytes, and the kernel's time stamps.
 const BYTES_AN_OPERATION: u64 = 640;
-/// Of a buffer that stays in the guest's memory until the window has ended.
+/// Size of the trace buffer per CPU, which stays in the guest's memory until the window has ended.
 const LEAST_KIB: u64 = 2 << 10;
 const MOST_KIB: u64 = 128 << 10;
-/// Of a window that ends by the clock.
+/// Number of operations assumed for a window that is limited by time.
 const MOST_OPERATIONS: u64 = MOST_KIB * 1024 / BYTES_AN_OPERATION;
 
-/// What to do in the guest.
+/// Options of `fathom guest run`.
 #[derive(Clone, Debug)]
 pub struct GuestRun {
     pub workload: workload::Options,
-    /// Whether to record the guest's layers as well.
+    /// Whether to trace the guest's layers as well.
     pub trace: bool,
-    /// The run directory to make: of the guest alone, with one round.
+    /// The run directory to create, which has one round, of the guest alone.
     pub record: PathBuf,
 }
 
-/// Runs the benchmark between the words with the other end, and leaves what was measured in a run
-/// directory. It stays in memory until the benchmark has ended.
+/// Runs the benchmark, and writes the results to a run directory.
+///
+/// Prints `READY`, waits for `GO`, and prints `DONE` when the benchmark has ended. All data
+/// stays in memory until then.
 ///
 /// # Errors
-/// When the benchmark cannot run, the kernel cannot trace, or there is no room for the files.
+/// If the benchmark cannot run, the kernel cannot trace, or there is no space for the files.
 pub fn run(options: &GuestRun, input: &mut dyn BufRead, output: &mut dyn Write) -> Result<()> {
     let folder = options.record.join(ROUND);
     std::fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;

@@ -1,5 +1,5 @@
-//! The KVM wiki's experiment of 2010: one vCPU reads 4 KiB at a time past the page cache, in the
-//! guest and on the host, with every layer between them traced.
+//! The KVM wiki's experiment of 2010: one vCPU reads 4 KiB at a time with O_DIRECT, in the guest
+//! and on the host, with tracing of every layer in between.
 
 mod bed;
 mod cell;
@@ -195,7 +195,7 @@ impl Session for Cells {
     }
 }
 
-/// Of each round, the mean time of a request, the smallest first.
+/// Returns the mean times of a request in the wanted rounds, in nanoseconds, in ascending order.
 fn times(run: &Run, wanted: impl Fn(&Round) -> bool) -> Vec<f64> {
     let rounds = run.rounds.iter().filter(|round| wanted(round));
     let mut times: Vec<f64> = rounds
@@ -205,7 +205,8 @@ fn times(run: &Run, wanted: impl Fn(&Round) -> bool) -> Vec<f64> {
     times
 }
 
-/// The same requests on the host itself, as the disk's server could make them.
+/// Returns the result of the same requests on the host itself, as the disk's server could make
+/// them.
 fn bare(run: &Run, options: &Options) -> Option<Bare> {
     let is_positional = |round: &Round| {
         let benchmark = round.benchmark.as_ref();
@@ -220,7 +221,7 @@ fn bare(run: &Run, options: &Options) -> Option<Bare> {
     })
 }
 
-/// The overall figures; the breakdown has all others.
+/// Returns the overall results; the breakdown has all others.
 fn measures(run: &Run) -> Vec<Measure> {
     let mut measures = Vec::new();
     let mut time = |name: &str, times: &[f64]| {

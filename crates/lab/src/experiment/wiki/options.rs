@@ -1,4 +1,4 @@
-//! What a cell is asked to do.
+//! Options of a cell.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use crate::words::words;
 use crate::workload::{self, Limit, Rw};
 
 words! {
-    /// Which way the guest reaches the server.
+    /// How the guest accesses the server.
     #[derive(Default)]
     pub enum Transport {
-        /// virtio 1: doorbells in memory, taken by ioeventfd.
+        /// virtio 1: notifications are written to memory, and handled by ioeventfd.
         #[default]
         Modern = "modern",
-        /// virtio 0.9: one doorbell, an I/O port.
+        /// virtio 0.9: all notifications are written to one I/O port.
         Legacy = "legacy",
-        /// virtio 1, with every doorbell going through QEMU's user space.
+        /// virtio 1 without ioeventfd: QEMU's user space handles every notification.
         NoIoeventfd = "no-ioeventfd",
         /// virtio 1 without MSI-X: QEMU raises a pin of the IO-APIC for the disk.
         Intx = "intx",
@@ -34,7 +34,7 @@ words! {
 }
 
 impl Transport {
-    /// Properties of QEMU's device.
+    /// Returns properties of QEMU's device.
     pub(super) fn properties(self) -> &'static [&'static str] {
         match self {
             Transport::Modern => &[],
@@ -46,7 +46,7 @@ impl Transport {
 }
 
 words! {
-    /// Where a known delay is put into every other request, to check the instrument.
+    /// The place where a known delay is added to every other request, to verify the measurement.
     pub enum Place {
         /// The guest's benchmark, before its call.
         Guest = "guest",
@@ -59,7 +59,7 @@ words! {
     }
 }
 
-/// A delay and its place.
+/// A delay and the place where it is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
     pub place: Place,
@@ -87,15 +87,15 @@ impl FromStr for Injection {
     }
 }
 
-/// Of injected delays.
+/// Maximum injected delay.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// A cell. [`Options::new`] is the wiki's.
+/// Options of a cell. [`Options::new`] returns those of the wiki.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The program itself: it serves disks, and runs in the guest.
+    /// Path of this program, which serves disks and also runs in the guest.
     pub fathom: PathBuf,
-    /// The run directory to make.
+    /// The run directory to create.
     pub output: PathBuf,
     pub server: Kind,
     /// How the server reads and writes the image.
@@ -104,25 +104,25 @@ pub struct Options {
     pub rw: Rw,
     pub block_size: u64,
     pub iodepth: u32,
-    /// Request queues.
+    /// Number of request queues.
     pub queues: u16,
-    /// Pairs of a traced and an untraced round.
+    /// Number of pairs of a traced and an untraced round.
     pub rounds: u32,
-    /// How long a round is; chosen by the machine when not given.
+    /// Length of a round. `None`: chosen for this machine.
     pub limit: Option<Limit>,
-    /// Let the server poll.
+    /// Whether the server polls.
     pub poll: bool,
     pub inject: Option<Injection>,
-    /// Filters of Fathom's, as `fathom serve --filter` takes them.
+    /// Filters on Fathom's disk, as in `fathom serve --filter`.
     pub filters: Vec<String>,
-    /// Bytes of the image that is made; chosen by the machine when not given.
+    /// Size of the new image in bytes. `None`: chosen for this machine.
     pub size: Option<u64>,
-    /// Only the pairs: no host benchmark, no rounds of system calls and of QEMU's events.
+    /// Run only the pairs: no rounds on the host, of system calls, or of QEMU's events.
     pub pairs_only: bool,
 }
 
 impl Options {
-    /// The wiki's run with Fathom as the server.
+    /// Returns the options of the wiki's experiment, with Fathom as the server.
     pub fn new(fathom: impl Into<PathBuf>, output: impl Into<PathBuf>) -> Options {
         Options {
             fathom: fathom.into(),
@@ -144,10 +144,10 @@ impl Options {
         }
     }
 
-    /// What can be said before anything is started.
+    /// Checks the options before anything is started.
     ///
     /// # Errors
-    /// One line that says what does not go together.
+    /// One line that names the options that do not go together.
     pub(super) fn check(&self) -> Result<()> {
         let bad = |reason: &str| Err(Error::Protocol(reason.to_owned()));
         if self.rounds == 0 || self.queues == 0 {
@@ -175,7 +175,7 @@ impl Options {
         Ok(self.workload("the guest's disk").check()?)
     }
 
-    /// The benchmark on a file or device.
+    /// Returns the benchmark for a file or device.
     pub(super) fn workload(&self, path: impl Into<PathBuf>) -> workload::Options {
         let mut workload = workload::Options::new(path)
             .with_rw(self.rw)
@@ -185,13 +185,13 @@ impl Options {
         workload
     }
 
-    /// How long a round is. Where everything is emulated a thousand operations take seconds.
+    /// Returns the length of a round. In an emulated machine, a thousand operations take seconds.
     pub(super) fn limit(&self) -> Limit {
         let operations = if is_stretched() { 1500 } else { 10_000 };
         self.limit.unwrap_or(Limit::Operations(operations))
     }
 
-    /// How long a cell takes, roughly.
+    /// Returns the estimated time of a cell.
     pub(super) fn estimate(&self) -> Duration {
         let (around, request) = match is_stretched() || Accelerator::detect() == Accelerator::Tcg {
             true => (Duration::from_secs(90), Duration::from_millis(4)),
@@ -205,16 +205,16 @@ impl Options {
         around + round * rounds
     }
 
-    /// Bytes of the image.
+    /// Returns the size of the image in bytes.
     pub(super) fn size(&self) -> u64 {
         let mib = if is_stretched() { 48 } else { 256 };
         self.size.unwrap_or(mib << 20)
     }
 
-    /// What a cell's settings say; `output` is where its breakdown goes.
+    /// Converts a cell's settings; the breakdown is written to `output`.
     ///
     /// # Errors
-    /// When they are none of this experiment's.
+    /// If the settings are not valid for this experiment.
     pub fn from_settings(settings: &Settings, context: &Context, output: &Path) -> Result<Options> {
         let count = settings.count("count")?.map(Limit::Operations);
         let seconds = settings.count("seconds")?.map(Duration::from_secs);
@@ -246,7 +246,7 @@ impl Options {
         })
     }
 
-    /// The settings that say the same.
+    /// Returns the settings with the same meaning.
     pub fn to_settings(&self) -> Settings {
         let switch = |is_on| if is_on { "on" } else { "off" };
         let (count, seconds) = match self.limit {
@@ -308,7 +308,7 @@ mod tests {
         assert!(refusal(filtered).contains("--disk fathom"));
     }
 
-    /// The KVM host's cell is the one that was asked for outside.
+    /// The cell in the KVM host must be the one that was requested outside.
     #[test]
     fn options_survive_the_way_through_settings() {
         let context = Context {

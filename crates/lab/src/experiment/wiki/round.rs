@@ -1,4 +1,4 @@
-//! One round: the same work, watched in one way.
+//! One round: the same work each time, traced in one way.
 
 use fathom_units::cause;
 use std::fs;
@@ -24,12 +24,12 @@ use crate::tracers::{self, Collected, Collector, Tracefs, io_calls, kvm, symbols
 use crate::work::Worked;
 use crate::workload::Limit;
 
-/// What is watched.
+/// What is traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
-    /// Nothing: the control.
+    /// Nothing: a control round.
     Nothing,
-    /// Every request on its way through all layers.
+    /// Every request, through all layers.
     Requests,
     /// The system calls of QEMU and the server.
     Syscalls,
@@ -42,31 +42,31 @@ pub(super) enum Watch {
 /// A round in the guest.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    /// Of its folder.
+    /// Name of the round's folder.
     pub name: String,
     pub watch: Watch,
 }
 
-/// What a round leaves.
+/// Results of a round.
 pub(super) struct Outcome {
     pub round: Round,
-    /// What the guest says of itself.
+    /// The guest's own results.
     pub guest: Run,
     pub problems: Vec<String>,
 }
 
-/// Of the host's buffers. Some twenty events of KVM's a request, some 48 bytes each.
+/// Size of the host's trace buffers: about twenty events of KVM per request, of about 48 bytes.
 const BYTES_AN_OPERATION: u64 = 2048;
 const LEAST_KIB: u64 = 8 << 10;
 const MOST_KIB: u64 = 256 << 10;
-/// In the guest.
+/// The run directory in the guest.
 const RECORD: &str = "/tmp/fathom-round";
-/// Beyond what the operations take.
+/// Time limit of a round, in addition to the time of its operations.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// No operation takes longer, but where a delay is injected.
+/// Maximum time of an operation, without an injected delay.
 const SLOWEST: Duration = Duration::from_millis(100);
 
-/// Runs a round in the guest, its files going into a folder of the run directory.
+/// Runs a round in the guest; its files are written to a folder in `dir`.
 pub(super) fn in_guest(
     bed: &mut Bed,
     options: &Options,
@@ -108,7 +108,7 @@ pub(super) fn in_guest(
     }
     bed.look_at_threads();
     if plan.watch == Watch::Syscalls {
-        // While their processes run: names come from what those have mapped.
+        // Processes must still run: symbols are found by their mapped files.
         let threads = &bed.attached.threads;
         outcome.add(symbols::collect(&folder, &[syscalls::NAME], threads)?);
     }
@@ -119,7 +119,7 @@ pub(super) fn in_guest(
     Ok(outcome)
 }
 
-/// The same work once more, with nothing traced, and seen as a cell of any other experiment is.
+/// Runs the same work again without tracing, and observes it like a cell of any other experiment.
 pub(super) fn observed(bed: &mut Bed, options: &Options) -> Result<Seen> {
     let command = guest_command(options, &bed.vm.device, false);
     let script =
@@ -131,7 +131,7 @@ pub(super) fn observed(bed: &mut Bed, options: &Options) -> Result<Seen> {
     })
 }
 
-/// Of what the guest has recorded. Its figures are told of other rounds.
+/// Returns the load that the guest has recorded. The measures come from other rounds.
 fn worked(text: &str, options: &Options) -> Result<Worked> {
     let bad = |what: &str| Error::Protocol(format!("the guest's record {what}: {text}"));
     let run: Run = serde_json::from_str(text).map_err(|error| bad(&error.to_string()))?;
@@ -155,7 +155,7 @@ fn worked(text: &str, options: &Options) -> Result<Worked> {
     })
 }
 
-/// Who records QEMU's own events, into a log in the round's folder.
+/// Returns the collector of QEMU's own events. It writes a log into the round's folder.
 fn qemu(
     bed: &Bed,
     options: &Options,
@@ -174,7 +174,7 @@ fn qemu(
     }
 }
 
-/// Tells the disk's kicks from its calls by who signalled them.
+/// Distinguishes the disk's kicks from its calls, by the threads that signalled them.
 fn tell_eventfds(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
     let Some(stream) = round.streams.iter().find(|stream| stream.name == kvm::NAME) else {
         return Ok(());
@@ -193,7 +193,7 @@ fn tell_eventfds(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Tells threads without names by what they did.
+/// Determines the roles of threads without names from what they did.
 fn tell_roles(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
     let server = bed.server_pid()?;
     let telling = [io_calls::NAME, syscalls::NAME, kvm::NAME];
@@ -208,7 +208,7 @@ fn tell_roles(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The arguments are numbers and a device's name: nothing needs quoting.
+/// Returns the command for the guest. Its arguments are numbers and a device, and need no quoting.
 fn guest_command(options: &Options, device: &str, traced: bool) -> String {
     let mut command = format!(
         "fathom guest run --record={RECORD} --rw={} --bs={} --iodepth={}",
@@ -238,7 +238,7 @@ fn timeout(options: &Options) -> Duration {
         }
 }
 
-/// Brings the guest's files into the round's folder, and returns what its run.json says.
+/// Copies the guest's files into the round's folder, and returns the content of its run.json.
 fn fetch(guest: &mut Guest, folder: &Path) -> Result<Run> {
     let inside = folder.join("guest");
     guest.fetch(RECORD, &inside, PATIENCE)?;
@@ -252,17 +252,17 @@ fn fetch(guest: &mut Guest, folder: &Path) -> Result<Run> {
     Ok(run)
 }
 
-/// The measured window on the host.
+/// The measured window, on the host.
 struct Window<'a> {
     watch: Watch,
     options: &'a Options,
     qemu: u32,
-    /// Of QEMU and the disk's server.
+    /// IDs of the threads of QEMU and the disk's server.
     threads: Vec<u32>,
-    /// Of the disk's server alone.
+    /// IDs of the threads of the disk's server only.
     serving: Vec<u32>,
     located: Located,
-    /// Where Fathom is asked for its trace.
+    /// Path of Fathom's API, from which its trace is read.
     api: Option<PathBuf>,
     collectors: Vec<Box<dyn Collector>>,
     pairs: Vec<Pair>,
@@ -314,7 +314,7 @@ impl<'a> Window<'a> {
             accelerator: Accelerator::Kvm.name(),
         };
         let collectors = on_host::start(which, &scene, &mut self.problems);
-        // A round that nothing watches would be taken for a control.
+        // An untraced round would be mistaken for a control round.
         if collectors.is_empty() {
             return Err(Error::Protocol(self.problems.join("; ")));
         }
@@ -337,7 +337,7 @@ impl<'a> Window<'a> {
         self.offsets.push(attach::tsc_offset(self.qemu));
     }
 
-    /// KiB a CPU.
+    /// Returns the size of a trace buffer, in KiB per CPU.
     fn buffer(&self) -> u32 {
         let operations = match self.options.limit() {
             Limit::Operations(count) => count,

@@ -1,29 +1,29 @@
-//! Which events tell of a request on its way.
+//! Events that report the progress of a request.
 
 use crate::words::words;
 
-/// Bytes of a read.
+/// Size of a read, in bytes.
 pub const READ: u64 = 4096;
-/// Bytes of a packet: its data, and the headers of UDP, IPv4 and Ethernet.
+/// Size of a packet in bytes: its data, and the headers of UDP, IPv4 and Ethernet.
 const PACKET: u64 = 64 + 8 + 20 + 14;
 
-/// A request comes to a disk's scheduler, if it has one, from which somebody else may take it.
+/// Event of a request that gets to a disk's scheduler. Another thread may take it from there.
 const INSERT: &str = "block:block_rq_insert";
-/// Behind the device's name then.
+/// Suffix of the device's name for requests that are in its scheduler.
 pub const SCHEDULER: &str = " scheduler";
 
 words! {
-    /// What is handed to devices.
+    /// Kind of requests.
     pub enum Of {
-        /// Reads, to block devices.
+        /// Reads that are handed to block devices.
         Block = "block",
-        /// Packets, to network devices.
+        /// Packets that are handed to network devices.
         Packet = "packet",
     }
 }
 
 impl Of {
-    /// The events that have their callers with them, and those that have not.
+    /// Returns the events that are recorded with their callers, and those without.
     pub fn events(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
             Of::Block => (
@@ -34,8 +34,8 @@ impl Of {
         }
     }
 
-    /// The device of a request that is being handed over, and what tells it from others of the
-    /// device; `None` if it is not one of those that are followed.
+    /// Returns the device to which a request is handed, and a number that identifies the request on
+    /// the device. `None` if the request is not followed.
     pub fn handed(self, event: &str, text: &str) -> Option<(String, String)> {
         if !self.events().0.contains(&event) {
             return None;
@@ -60,7 +60,7 @@ impl Of {
         }
     }
 
-    /// The same of a request that is complete.
+    /// Returns the same for a request that is complete.
     pub fn completed(self, event: &str, text: &str) -> Option<(String, String)> {
         if !self.events().1.contains(&event) {
             return None;

@@ -1,26 +1,27 @@
-//! Who has begun whom, as perf tells it: of what was there at its start, and of what has come since.
+//! Parents of processes and threads, as reported by perf: of those that existed when perf started,
+//! and of new ones.
 
 use std::collections::HashMap;
 
-/// Processes, or threads.
+/// Maximum number of processes, and of threads.
 const MOST: usize = 1_000_000;
-/// Processes between one and the first of all.
+/// Maximum number of processes in a chain of parents.
 const MOST_PARENTS: usize = 64;
-/// The kernel's threads are its children.
+/// Process ID of kthreadd, the parent of the kernel's threads.
 const KTHREADD: u32 = 2;
 
 /// Processes and their threads.
 #[derive(Debug, Default)]
 pub struct Tasks {
-    /// Processes by those that they have begun.
+    /// Parent of each process.
     parents: HashMap<u32, u32>,
-    /// Processes by their threads.
+    /// Process of each thread.
     threads: HashMap<u32, u32>,
 }
 
 impl Tasks {
-    /// Takes in `(6500:6501):(6496:6497)`: a thread, with its process, and who has begun it. `None`
-    /// if it is nothing of that kind.
+    /// Takes the parent of a new thread: `(6500:6501):(6496:6497)` has the new process and thread,
+    /// and those that have started it. `None` if the text has another form.
     pub fn begun(&mut self, text: &str) -> Option<()> {
         let pair = |text: &str| {
             let text = text.trim().trim_start_matches('(').trim_end_matches(')');
@@ -38,18 +39,18 @@ impl Tasks {
         Some(())
     }
 
-    /// The process that a thread is of.
+    /// Returns the process of a thread.
     pub fn process(&self, thread: u32) -> Option<u32> {
         self.threads.get(&thread).copied()
     }
 
-    /// A process and those above it.
+    /// Returns a process and its ancestors.
     pub fn above(&self, process: u32) -> impl Iterator<Item = u32> {
         let above = |one: &u32| self.parents.get(one).copied();
         std::iter::successors(Some(process), above).take(MOST_PARENTS)
     }
 
-    /// Whether it is a thread of the kernel's, or an idle CPU.
+    /// Whether a process is a thread of the kernel, or the idle task.
     pub fn is_kernels(&self, process: u32) -> bool {
         process == 0 || self.above(process).any(|one| one == KTHREADD)
     }

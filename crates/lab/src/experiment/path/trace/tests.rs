@@ -14,7 +14,7 @@ fn trace(of: Of, text: &str) -> (Vec<Handed>, Vec<Between>) {
         crossings: vec![Crossing::Switches, Crossing::WakeUps, Crossing::Calls],
     };
     let mut trace = Trace::new(watch, Modules::default());
-    // However it comes.
+    // The text may arrive in any pieces.
     for chunk in text.as_bytes().chunks(7) {
         trace.push(chunk);
     }
@@ -44,9 +44,9 @@ fn requests_are_those_of_the_carriers_and_what_they_have_begun() {
         fork(495, 496, 495),
         issue(495, 1.0, "254,0 R 4096 () 100 + 8 0x2,0,4 [fio]"),
         issue(495, 1.1, "254,0 RS 4096 () 200 + 8 [fio]"),
-        // A worker of the kernel's may have it from anybody.
+        // A worker of the kernel may carry requests of any process.
         issue(30, 1.2, "254,0 R 4096 () 300 + 8 [kworker/0:1]"),
-        // Somebody else's, a write, a read ahead, one of another size.
+        // Not followed: another process's, a write, a read-ahead, one of another size.
         issue(700, 1.3, "254,0 R 4096 () 400 + 8 [dd]"),
         issue(495, 1.4, "254,0 W 4096 () 500 + 8 [fio]"),
         issue(495, 1.5, "254,0 RA 4096 () 600 + 8 [fio]"),
@@ -59,7 +59,7 @@ fn requests_are_those_of_the_carriers_and_what_they_have_begun() {
     assert_eq!(devices.len(), 1, "{devices:?}");
     let one = &devices[0];
     assert_eq!((one.device.as_str(), one.requests), ("254,0", 3));
-    // 0.7 s of the first, 0.6 of the second.
+    // 0.7 s of the first request, 0.6 s of the second.
     assert!((one.device_ns.unwrap() - 6.5e8).abs() < 1e3, "{one:?}");
     let all = &one.stacks;
     assert_eq!(
@@ -68,7 +68,7 @@ fn requests_are_those_of_the_carriers_and_what_they_have_begun() {
     );
     assert_eq!(all[1].thread, "CPU 0/TCG");
     assert_eq!(
-        all[0].frames, // without those behind a number that is no function
+        all[0].frames, // without frames beyond an unknown function
         [
             "pread64 [libc.so.6]",
             "blk_mq_dispatch [kernel]",
@@ -94,7 +94,7 @@ fn a_scheduler_is_where_a_request_comes_before_its_disk() {
     let (scheduler, disk) = ("254,16 scheduler".to_owned(), "254,16".to_owned());
     let both = [(scheduler, Some(1e9)), (disk, Some(5e8))];
     assert_eq!(queued("kworker/0:1H"), both);
-    // Of one thread the second stack says it all.
+    // If the same thread calls the driver, the second stack has all frames.
     assert_eq!(queued("CPU 0/TCG"), both[1..]);
 }
 
@@ -112,10 +112,11 @@ fn what_happens_is_counted_from_the_first_request_to_the_last() {
         event(495, 1.1, call),
         event(495, 1.2, call),
         event(495, 1.2, switch),
-        // By whoever it is, of a thread of ours.
+        // A wake-up counts for the woken thread, even if perf is the waker. perf's calls do not
+        // count.
         event(0, 1.3, wakeup).replace("CPU 0/TCG", "perf"),
         event(495, 1.3, call).replace("CPU 0/TCG", "perf"),
-        // Of others.
+        // Of other processes.
         event(700, 1.3, call),
         event(700, 1.3, switch),
         event(495, 1.3, &wakeup.replace("496", "701")),
@@ -135,7 +136,7 @@ fn what_happens_is_counted_from_the_first_request_to_the_last() {
         (Crossing::Calls, 1.5),
     ];
     assert_eq!(told, wanted);
-    // Between one request and none there is nothing.
+    // With a single request, there is nothing in between.
     let (devices, between) = trace(Of::Block, &[fork(495, 495, 490), read(1.0, 8)].concat());
     assert_eq!((devices.len(), between.len()), (1, 0));
 }
@@ -169,7 +170,7 @@ fn garbage_is_survived_and_bounded() {
         .collect();
     let text = [
         "PERF_RECORD_FORK\n 1/1 x: PERF_RECORD_FORK((:):(\n".to_owned(),
-        // Each is the other's child.
+        // Each is the parent of the other.
         fork(5, 5, 6),
         fork(6, 6, 5),
         issue(5, 1.0, "254,0 R 4096 () 8 + 8 [fio]"),

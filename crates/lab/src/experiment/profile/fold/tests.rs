@@ -5,7 +5,7 @@ use super::*;
 const MODULES: &str = "virtio_pci 24576 0 - Live 0x0000000000000000\nvirtio_blk 28672 1 - Live \
                        0xffffffffc0120000\nbroken\n";
 
-/// Of perf 6.1.
+/// Output of perf 6.1.
 const TEXT: &str = "\
 swapper     0/0     K     
 \tffffffff821f4dab pv_native_safe_halt ([kernel.kallsyms])
@@ -61,7 +61,7 @@ fn samples_become_stacks() {
             .to_owned(),
     ];
     assert_eq!(fold(TEXT.as_bytes(), &known), expected);
-    // Cut anywhere, there is nothing that was not there.
+    // Text that is cut anywhere yields no additional stacks.
     for end in 0..TEXT.len() {
         let part = fold(&TEXT.as_bytes()[..end], &known);
         assert!(part.len() <= expected.len(), "{part:?}");
@@ -109,7 +109,7 @@ proptest! {
         fold(&text, &[(1, "qemu: ")]);
     }
 
-    /// Made of pieces of the real one, which get further.
+    /// Text made of parts of real output, which the parser accepts more often than random bytes.
     #[test]
     fn any_text_of_its_parts_is_folded(parts in proptest::collection::vec(
         prop_oneof![
