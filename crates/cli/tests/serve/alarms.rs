@@ -1,4 +1,4 @@
-//! Alarms: raised by what a filter does to requests, and explained by where that is.
+//! Checks `--alarm`: when alarms are raised and cleared, and which stage of requests they name.
 
 use crate::support::{Kept, Served, eventually, fathom, refused, stdout_of};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What happens, written to the file `events`.
+/// Starts a client that writes the server's events to the file `events`.
 pub fn events(served: &Served) -> Kept {
     let file = File::create(served.path("events")).unwrap();
     let mut curl = Command::new("curl");
@@ -19,7 +19,7 @@ pub fn events(served: &Served) -> Kept {
     )
 }
 
-/// The first event of that kind about this alarm, once there is one.
+/// Waits for the first event of this kind about this alarm, and returns it.
 fn event(path: &Path, kind: &str, alarm: &str) -> Value {
     eventually(kind, || {
         let text = fs::read_to_string(path).unwrap();
@@ -74,7 +74,7 @@ fn a_percentile_that_is_too_high_is_told_with_the_stage_to_blame() {
             .log()
             .contains("alarm read:p90=10ms raised: p90 of read is ")
     );
-    // Without what held them it is over.
+    // The alarm is cleared when requests are no longer delayed.
     drop(load);
     stdout_of(&["set", &served.api(), "delay", "read=0s"]);
     let _load = Kept(served.start_load(1_000_000_000, &["--iodepth", "32"]));
@@ -134,7 +134,7 @@ fn window_of_an_alarm_begins_with_the_alarm() {
     let _events = events(&served);
     let alarms = r#"alarms=["read:p90=250ms", "p50=100ns"]"#;
     stdout_of(&["disk", "change", &served.api(), alarms]);
-    // Few, so that those of before would weigh.
+    // So few requests that the slow ones before them would raise the p90 alarm, if they counted.
     served.load(2000, &[]);
     event(&served.path("events"), "alarm", "p50=100ns");
     let alarm = &info(&served)["alarms"][0];

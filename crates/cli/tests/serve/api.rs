@@ -1,4 +1,5 @@
-//! The API, by clients that are none of ours: curl, and one that makes up requests of its description.
+//! Checks the API with other HTTP clients: curl, and schemathesis, which generates requests from
+//! the API's description.
 
 use crate::exercise::variable;
 use crate::support::{Kept, Served, disk_dir, eventually, fathom, stdout_of};
@@ -10,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Without disks, with NBD at `n` and the API at `c`.
+/// Starts a server without disks, with NBD on the socket `n` and the API on the socket `c`.
 fn server() -> Served {
     server_with("")
 }
@@ -19,7 +20,7 @@ fn server_with(of_api: &str) -> Served {
     Served::waiting(of_api, "")
 }
 
-/// An answer of the API's.
+/// A reply of the API.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -37,7 +38,7 @@ impl Answer {
             .1
     }
 
-    /// That it is an error, as RFC 9457 has them.
+    /// Checks that the reply is an error in the format of RFC 9457.
     pub fn is_problem(&self, status: u16, word: &str) {
         assert_eq!(self.status, status, "{self:?}");
         assert_eq!(self.header("content-type"), "application/problem+json");
@@ -98,7 +99,7 @@ fn a_disk_is_a_resource() {
     assert_eq!(made.body["options"]["filters"], json!(["delay:read=1us"]));
     assert_eq!(made.body["state"]["size"], 1 << 20);
     assert_eq!(made.body["state"]["workers"].as_array().unwrap().len(), 2);
-    // The same once more changes nothing; others are another disk.
+    // The same options again change nothing. Another image is a conflict.
     let again = put(&served, a, &options, &[]);
     assert_eq!(
         (again.status, &again.body["options"]),
@@ -163,7 +164,7 @@ fn a_disk_is_a_resource() {
     assert_eq!(all["disks"][0]["options"]["name"], "b");
 }
 
-/// Both requests are complete at nearly the same instant.
+/// Sends the last byte of both requests at nearly the same time.
 #[test]
 fn one_of_two_changes_of_the_same_version_succeeds() {
     let served = server();
@@ -171,7 +172,7 @@ fn one_of_two_changes_of_the_same_version_succeeds() {
     put(&served, a, &json!({ "image": "null:1M" }), &[]);
     for round in 0..24u32 {
         let version = curl(&served, "GET", a, &[]).header("etag").to_owned();
-        // Filters are changed at once, other options by another disk in the place of this one.
+        // The server changes filters in place. For other options it replaces the disk by a new one.
         let changes = [0, 1].map(|which| match round % 2 {
             0 => json!({ "image": "null:1M", "filters": [format!("delay:read={}us", 2 * round + which)] }),
             _ => json!({ "image": "null:1M", "iothreads": 2 + (2 * round + which) % 4 }),
@@ -298,7 +299,7 @@ fn what_happens_is_told_line_by_line() {
         assert!(members.remove("time_ms").unwrap().is_u64());
         line
     };
-    // (It listens once it has heard something.)
+    // curl gets events only after it has connected. Adds disks until it reports one of them.
     let mut n = 0;
     let mut heard = std::thread::scope(|scope| {
         let first = scope.spawn(&mut next);
@@ -358,7 +359,7 @@ fn what_happens_is_told_line_by_line() {
     served.signal("HUP");
     assert_eq!(next(), json!({ "event": "reloaded" }));
     served.wait_for("disks-dir and sandbox take effect only after a restart");
-    // The configuration is gone, say.
+    // A reload fails if the configuration file is missing.
     fs::remove_file(served.path("conf")).unwrap();
     served.signal("HUP");
     let error = next();
@@ -377,7 +378,7 @@ fn what_happens_is_told_line_by_line() {
     );
 }
 
-/// Needs root, to be others.
+/// Needs root, to run clients as other users.
 #[test]
 fn groups_may_do_all_or_look() {
     let served = server_with(", group = '64002', read-group = '64003'");
@@ -418,7 +419,7 @@ fn groups_may_do_all_or_look() {
         assert_eq!(status(group, "GET"), got, "{group:?}");
         assert_eq!(status(group, "PUT"), put, "{group:?}");
     }
-    // Without groups others do not even connect.
+    // Without these groups, other users cannot even connect.
     let private = server();
     let mode = fs::metadata(private.path("c"))
         .unwrap()
@@ -427,7 +428,8 @@ fn groups_may_do_all_or_look() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
-/// Sends the head of a request, and its body when an answer has come, or none for a while. Prints the answer's status.
+/// Sends the head of a request, and its body once a reply has arrived or 2 s have passed. Prints
+/// the status of the reply.
 const BODY_AFTER_THE_HEAD: &str = r#"
 import select, socket, sys
 client = socket.socket(socket.AF_UNIX)
@@ -475,7 +477,7 @@ fn error_reaches_a_client_that_sends_its_body_after_the_head() {
     }
 }
 
-/// To a Unix socket from a TCP port, which it prints: schemathesis speaks TCP only.
+/// Forwards connections from a TCP port, which it prints, to a Unix socket: schemathesis needs TCP.
 const BRIDGE: &str = r#"
 import socket, sys, threading
 def pump(source, sink):
@@ -538,7 +540,7 @@ fn a_client_that_makes_up_requests_finds_what_is_described() {
         assert!(said.contains("Selected: "), "{said}");
     };
     run(&[]);
-    // With a disk that is there, and stays.
+    // Tests again with a disk that exists and is not removed.
     let options = json!({ "image": "null:1M", "filters": ["delay"] });
     assert_eq!(put(&served, "/v1/disks/there", &options, &[]).status, 201);
     fs::write(
@@ -547,7 +549,7 @@ fn a_client_that_makes_up_requests_finds_what_is_described() {
             + "[parameters]\n\"path.name\" = \"there\"\n\"path.filter\" = \"delay\"\n",
     )
     .unwrap();
-    // (Nor is a trace written wherever a made up path leads.)
+    // Starts no traces either, because they would be written to generated paths.
     let others = [
         "--exclude-operation-id",
         "removeDisk",

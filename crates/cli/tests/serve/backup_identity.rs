@@ -1,4 +1,5 @@
-//! Backups have identities: their clients read no other backup, and nobody ends a backup that somebody else began.
+//! Checks the identities of backups: a client never reads another backup than its own, and never
+//! ends a backup that another client started.
 
 use crate::api::curl;
 use crate::driver::{MAX_LEN, Request, with_disk};
@@ -25,7 +26,7 @@ fn image(dir: &Path) -> String {
     as_arg(&image)
 }
 
-/// The identity of the disk's backup.
+/// Returns the identity of the disk's backup.
 fn identity(served: &Served) -> Option<String> {
     let info = stdout_of(&["info", &served.api(), "--json"]);
     let info: Value = serde_json::from_str(&info).expect("JSON");
@@ -44,7 +45,7 @@ fn copy_fails_if_its_backup_is_replaced_by_another_one() {
         full.args(["backup", "full", &api, &copy]).args(how);
         let mut full = Kept(full.stderr(Stdio::piped()).spawn().unwrap());
         let first = eventually("its backup has begun", || identity(&served));
-        // (Long enough for some of the disk to be read, but not for all of it.)
+        // Long enough to read a part of the disk, but not all of it.
         thread::sleep(Duration::from_secs(2));
         for offset in (0..SIZE).step_by(MAX_LEN) {
             let data = vec![2; MAX_LEN];
@@ -61,7 +62,7 @@ fn copy_fails_if_its_backup_is_replaced_by_another_one() {
         assert_eq!(status.code(), Some(1), "{said}");
         assert!(said.contains("has begun since"), "{said}");
         assert!(!Path::new(&copy).exists());
-        // The command has ended no other backup than its own.
+        // The command has not ended the other backup.
         assert_eq!(identity(&served), Some(second));
         stdout_of(&["backup", "stop", &api]);
     });
@@ -82,7 +83,7 @@ fn uri_of_a_backup_leads_to_no_other_backup() {
     stdout_of(&["backup", "stop", &api, "--id", &id]);
     let second = start();
     assert!(read(&second) && !read(&first));
-    // The disk's name, and none, mean whichever backup there is.
+    // The disk's name and the empty name refer to the current backup.
     let name = disk_name(&served);
     for export in ["", &name] {
         let socket = served.arg("s.backup");
@@ -130,14 +131,14 @@ fn whoever_ends_a_backup_names_it() {
     assert_eq!(identity(&served).as_deref(), Some(ONE));
     assert_eq!(curl(&served, "DELETE", &named(ONE), &[]).status, 200);
     curl(&served, "DELETE", &named(ONE), &[]).is_problem(404, "unknown");
-    // What has ended, or was to end before it had begun, never begins.
+    // A backup never begins if its identity has ended before, even if it had not begun then.
     for ended in [ONE, OTHER] {
         curl(&served, "PUT", &named(ended), &["--data", ""]).is_problem(409, "conflict");
     }
     assert_eq!(identity(&served), None);
 }
 
-/// The disk's name, as a part of a URI.
+/// Returns the disk's name, escaped for a URI.
 fn disk_name(served: &Served) -> String {
     let info = stdout_of(&["info", &served.api(), "--json"]);
     let info: Value = serde_json::from_str(&info).expect("JSON");
@@ -145,14 +146,16 @@ fn disk_name(served: &Served) -> String {
     name.replace('/', "%2F")
 }
 
-/// A backup that is slow to begin, since another server has the image, is ended by a client that does not wait for it.
+/// A backup begins slowly, because another server uses the image. A client ends the backup
+/// meanwhile.
 #[test]
 fn backup_that_is_ended_while_it_begins_is_not_left_behind() {
     let dir = disk_dir();
     let image = image(dir.path());
     let served = Served::start(&image, &[]);
     let place = format!("/v1/disks/{}/backup", disk_name(&served));
-    // (How long the image is waited for is the server's: where that was too short, there is another attempt.)
+    // The server waits for the image only for a limited time. If that was too short, the test tries
+    // again.
     let other = Served::start(&image, &[]);
     let mut attempt = 0u128;
     eventually("it is ended while it begins", || {
@@ -171,7 +174,8 @@ fn backup_that_is_ended_while_it_begins_is_not_left_behind() {
                 (begin.is_finished() || is_busy(&served, &place)).then_some(())
             });
             let end = scope.spawn(|| curl(&served, "DELETE", &named, &[]));
-            // (The end is asked for once the server has said that it knows of it.)
+            // The other server releases the image after this server has accepted the end of the
+            // backup.
             eventually("its end is asked for", || {
                 let again = curl(&served, "DELETE", &named, &[]);
                 let text = again.body["detail"].as_str().unwrap_or_default();
@@ -186,14 +190,15 @@ fn backup_that_is_ended_while_it_begins_is_not_left_behind() {
     });
 }
 
-/// Whether something is done with the disk.
+/// Returns whether an operation on the disk is in progress.
 fn is_busy(served: &Served, place: &str) -> bool {
     let refused = curl(served, "DELETE", &format!("{place}?id={OTHER}"), &[]);
     let text = refused.body["detail"].as_str().unwrap_or_default();
     text.contains("being changed")
 }
 
-/// Answers one request as a server does to which each backup takes too long; returns the request's first line.
+/// Replies to one request like a server whose backups do not begin in time. Returns the first line
+/// of the request.
 fn answer_late(client: &UnixStream) -> String {
     let mut reader = BufReader::new(client);
     let mut line = || {

@@ -1,4 +1,4 @@
-//! Disks that are read as they were, while they are used.
+//! Checks backups: a client reads a disk as it was at one instant, while the disk is in use.
 
 use crate::alarms::events;
 use crate::driver::{Request, with_disk};
@@ -17,7 +17,7 @@ use std::thread;
 
 const MIB: u64 = 1 << 20;
 
-/// Where it is read.
+/// Starts a backup, and returns its URI.
 fn start(served: &Served, args: &[&str]) -> String {
     let api = served.api();
     let said = stdout_of(&[&["backup", "start", &api], args].concat());
@@ -34,7 +34,7 @@ fn backup(served: &Served) -> Value {
     info["backup"].clone()
 }
 
-/// What QEMU reads there.
+/// Returns the contents of this URI, as QEMU reads them.
 fn read(dir: &Path, uri: &str) -> Vec<u8> {
     qemu_img(dir, &["convert", "-f", "raw", "-O", "raw", uri, "copy"]);
     fs::read(dir.join("copy")).unwrap()
@@ -65,7 +65,7 @@ fn every_disk_is_read_as_it_was() {
                 let before = model.clone();
                 let uri = start(&served, &[]);
                 exercise(disk, &mut model, &mut random);
-                // While it is being read, too.
+                // QEMU also reads the backup while the disk is being written.
                 let (args, to) = (["convert", "-f", "raw", "-O", "raw"], dir.join("beside"));
                 let reader = thread::scope(|scope| {
                     let reader =
@@ -87,15 +87,15 @@ fn every_disk_is_read_as_it_was() {
     }
 }
 
-/// One write after the other, each with its number, in these places.
+/// Number of places to which numbered writes go. The writes follow each other, one at a time.
 const PLACES: u64 = 64;
 
 fn place(number: u64) -> u64 {
-    // (Blocks that are kept at once are larger.)
+    // (Each place is in a block of its own, which the server copies as a whole.)
     number * 7 % PLACES * (SIZE / PLACES)
 }
 
-/// What is there is what the first so many writes have left.
+/// Checks that the copy contains the first writes up to some number, and no later write.
 fn check_order(copy: &[u8], least: u64, most: u64) {
     let number = |at: u64| {
         let bytes = &copy[at as usize..at as usize + 8];
@@ -125,7 +125,7 @@ fn an_instant_is_one_of_the_order_in_which_was_written() {
                     for number in 0.. {
                         let mut data = vec![0; 4096];
                         data[..8].copy_from_slice(&u64::to_le_bytes(number));
-                        // (By both queues in turn.)
+                        // The flush makes the writes alternate between the two queues.
                         let flush = vec![Request::Flush; (number % 2) as usize];
                         let write = Request::Write {
                             offset: place(number),
@@ -186,7 +186,7 @@ fn a_scratch_file_that_is_full_fails_the_backup_and_no_guest() {
         let args = ["convert", "-f", "raw", "-O", "raw", &uri, "copy"];
         assert!(!tool(dir.path(), "qemu-img", &args).status.success());
         refused(1, &["backup", "stop", &api], &["has failed", "1 MiB"]);
-        // The next one is as good as ever.
+        // The next backup works.
         let uri = start(&served, &[]);
         let before = model.clone();
         exercise(disk, &mut model, &mut Random::new(2));
@@ -236,7 +236,8 @@ fn a_full_disk_below_the_scratch_file_fails_the_backup_and_no_guest() {
     assert_eq!(differ(&fs::read(&image).unwrap(), &model), None);
 }
 
-/// Another program's way: its own connection, extents and reads, into a copy that is there.
+/// Reads a backup with the code of another program: its own NBD client, extents and reads. Writes
+/// into an existing file.
 const AS_VIRTNBDBACKUP: &str = r#"
 from libvirtnbdbackup.common import common
 from libvirtnbdbackup.extenthandler import ExtentHandler
@@ -304,7 +305,7 @@ fn whoever_lets_go_of_the_disk_ends_its_backup() {
     eventually("it has ended", || {
         backup(&served)["problem"].as_str().map(str::to_owned)
     });
-    // Its image is free for the server to which the guest has gone.
+    // The image is unlocked, so that the guest can continue on another server.
     eventually("it is free", || {
         let args = ["-f", "raw", "-c", "write 0 512", &image];
         let written = tool(dir.path(), "qemu-io", &args);
@@ -351,7 +352,7 @@ fn what_would_disturb_a_backup_waits_for_its_end() {
             &["unix:PATH"],
         );
         assert!(disk.all(&[Request::Flush])[0].is_ok());
-        // Somebody's disk is no place for a copy.
+        // The image of a served disk cannot be the target of the copy.
         let onto_itself = ["backup", "full", &api, &image, "-O", "raw"];
         refused(1, &onto_itself, &["in use"]);
         stdout_of(&["disk", "freeze", &api]);
@@ -359,15 +360,15 @@ fn what_would_disturb_a_backup_waits_for_its_end() {
         stdout_of(&["disk", "thaw", &api]);
         start(&served, &[]);
     });
-    // One that is stopped takes its backup along.
+    // A server that stops also ends its backup.
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     assert!(!Path::new(&served.arg("s.backup")).exists());
-    // Of what others may change there is no instant.
+    // There is no backup of an image that other processes may change.
     let served = Served::start(&image, &["--readonly", "--force-share"]);
     refused(1, &["backup", "start", &served.api()], &["other processes"]);
 }
 
-/// A copy that takes its time, under way.
+/// Starts a slow copy, and waits until it is in progress.
 fn begin_slowly(served: &Served, file: &str) -> Kept {
     let mut slow = fathom();
     slow.args(["backup", "full", &served.api(), file]);
@@ -404,7 +405,7 @@ fn a_copy_is_there_when_all_of_it_is() {
         let copy = file(args[1]);
         fs::write(&copy, "an older one").unwrap();
         stdout_of(&[&["backup", "full", &api, &copy, "--verify"], args].concat());
-        // (Nothing is written there.)
+        // The load does not write in the first 8 MiB.
         let first = [
             &["compare", "-f", args[1], "-F", "raw", &copy, &image][..],
             &["-p"],
@@ -419,14 +420,14 @@ fn a_copy_is_there_when_all_of_it_is() {
         assert!(at.is_none_or(|at| at >= 8 * MIB), "{said}");
         assert!(backup(&served).is_null());
     }
-    // What is interrupted leaves what was there.
+    // An interrupted copy leaves the existing file unchanged.
     let kept = fs::read(file("raw")).unwrap();
     let mut slow = begin_slowly(&served, &file("raw"));
     slow.signal("INT");
     eventually("it ends", || slow.0.try_wait().unwrap());
     assert!(fs::read(file("raw")).unwrap() == kept);
     assert!(backup(&served).is_null());
-    // Even if the server is killed.
+    // So does a copy whose server is killed.
     let mut slow = begin_slowly(&served, &file("raw"));
     served.child.kill().unwrap();
     let status = eventually("it ends", || slow.0.try_wait().unwrap());
@@ -471,7 +472,7 @@ fn a_copy_goes_to_an_archive_or_onto_a_servers_disk() {
         model[offset as usize..][..4096].fill(77);
         assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
         full("tuesday", &["--archive", &archive, "--bitmap", "b"]);
-        // Of what is there already nothing is stored again.
+        // The archive does not store data again that it already has.
         assert_eq!(stripes(), before + 1);
         for (name, model) in [("monday", &at_first), ("tuesday", &model)] {
             let manifest = format!("{archive}/images/{name}.manifest");
@@ -497,7 +498,7 @@ fn a_copy_goes_to_an_archive_or_onto_a_servers_disk() {
     assert_eq!(differ(&fs::read(&other).unwrap(), &at_first), None);
 }
 
-/// Both servers' disks are not what was written to them.
+/// Neither server returns the data that was written to it.
 #[test]
 fn a_copy_that_differs_is_no_backup() {
     let dir = disk_dir();
@@ -525,7 +526,7 @@ fn a_copy_that_differs_is_no_backup() {
     }
 }
 
-/// The files below a directory.
+/// Returns all files below a directory.
 fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
     let mut all = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {

@@ -1,4 +1,4 @@
-//! Series of backups: what has been changed since the one before.
+//! Checks series of incremental backups, which contain what has changed since the previous backup.
 
 use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, differ, exercise};
@@ -22,14 +22,14 @@ fn bitmaps(served: &Served) -> Vec<Value> {
     serde_json::from_str(&all).expect("JSON")
 }
 
-/// Bytes that its only one says have been changed, which it knows.
+/// Returns the number of dirty bytes of the server's only bitmap, which must be valid.
 fn dirty(served: &Served) -> u64 {
     let all = bitmaps(served);
     assert_eq!((all.len(), &all[0]["problem"]), (1, &Value::Null));
     all[0]["dirty"].as_u64().unwrap()
 }
 
-/// The disk that a series ends with, as QEMU reads it.
+/// Returns the disk that the last backup of a series contains, as QEMU reads it.
 fn flat(dir: &Path, last: &str) -> Vec<u8> {
     qemu_img(dir, &["convert", "-f", "qcow2", "-O", "raw", last, "flat"]);
     fs::read(dir.join("flat")).unwrap()
@@ -37,7 +37,7 @@ fn flat(dir: &Path, last: &str) -> Vec<u8> {
 
 #[test]
 fn a_series_of_backups_is_the_disk() {
-    // (The others are in `own_bitmaps`.)
+    // (`own_bitmaps` tests other kinds.)
     for kind in Kind::all().step_by(2) {
         eprintln!("{kind:?}");
         let dir = kind.dir();
@@ -49,7 +49,7 @@ fn a_series_of_backups_is_the_disk() {
         let image = as_arg(&dir.join("i"));
         let file = |n: usize| as_arg(&dir.join(format!("backup{n}")));
         for n in 0..4usize {
-            // Each time the server is another one.
+            // Each round starts a new server.
             let mut served = Served::start(&image, &kind.serve_writable(&data));
             if n == 0 {
                 let api = served.api();
@@ -59,7 +59,7 @@ fn a_series_of_backups_is_the_disk() {
             let base = Vec::from_iter(base.iter().map(String::as_str));
             with_disk(&served.arg("s"), 2, |disk| {
                 if n == 3 {
-                    // What is changed meanwhile is in the next one.
+                    // Data that is written during a backup is in the next one.
                     thread::scope(|scope| {
                         let saves = scope.spawn(|| backup(&served, "incremental", &file(n), &base));
                         exercise(disk, &mut model, &mut random);
@@ -84,7 +84,7 @@ fn a_series_of_backups_is_the_disk() {
     }
 }
 
-/// Many small changes, with something in each place that was not there before.
+/// Returns many small writes, whose data differs from what earlier rounds have written.
 fn changes(random: &mut Random, round: u64) -> Vec<String> {
     let mut args = Vec::new();
     for n in 0..600 {
@@ -142,7 +142,8 @@ fn a_server_that_is_killed_forgets_no_change() {
             "round {round}"
         );
         drop(served);
-        // (Not all of it is changed in a round; nothing only if the machine was too busy to begin.)
+        // A round does not change the whole disk. It changes nothing only if the machine was too
+        // busy to begin.
         assert!(changed > 0 || now == before);
     }
 }
@@ -184,7 +185,7 @@ fn what_does_not_become_a_backup_changes_nothing() {
     with_disk(&served.arg("s"), 1, |disk| {
         exercise(disk, &mut model, &mut Random::new(1));
         let changed = dirty(&served);
-        // Nobody has said that it is safe.
+        // A backup that nobody has confirmed leaves the bitmap as it was.
         stdout_of(&["backup", "start", &api, "--bitmap", "b"]);
         refused(1, &["bitmap", "advance", &api, "b"], &["end it first"]);
         stdout_of(&["backup", "stop", &api]);
@@ -196,7 +197,7 @@ fn what_does_not_become_a_backup_changes_nothing() {
         fails(&full, &["-o", "preallocation=full"], &["preallocation"]);
         assert!(!Path::new(&next).exists());
         assert_eq!(dirty(&served), changed);
-        // One that has failed, though all of it was read.
+        // The bitmap cannot be advanced after a backup that has failed.
         stdout_of(&[
             "backup",
             "start",
@@ -214,7 +215,7 @@ fn what_does_not_become_a_backup_changes_nothing() {
     assert_eq!(differ(&flat(dir, &next), &model), None);
     assert_eq!(dirty(&served), 0);
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    // What something else changes is not known, which is said.
+    // The bitmap does not know what other programs change. The server reports that.
     let written = tool(
         dir,
         "qemu-io",
@@ -242,7 +243,7 @@ fn what_does_not_become_a_backup_changes_nothing() {
     assert_eq!(dirty(&served), 0);
     stdout_of(&["bitmap", "remove", &served.api(), "b"]);
     assert!(bitmaps(&served).is_empty() && !dir.join("image.bitmaps").exists());
-    // Nothing is marked of what cannot be changed.
+    // A read-only disk has no bitmaps.
     let served = Served::start(&image, &["--readonly"]);
     refused(1, &["bitmap", "add", &served.api(), "b"], &["read-only"]);
 }
@@ -269,7 +270,7 @@ fn other_clients_are_told_what_is_dirty() {
     assert!(tool(dir, "qemu-io", &io).status.success());
     let uri = stdout_of(&["backup", "start", &api, "--bitmap", "b"]);
     let uri = uri.trim_end();
-    // (None of it is told, though it is kept.)
+    // The bitmap of the backup does not contain what is written after its start.
     let io = ["-f", "raw", "-c", "write 9M 1M", &served_uri(dir)];
     assert!(tool(dir, "qemu-io", &io).status.success());
     let map = tool(
@@ -305,7 +306,7 @@ fn other_clients_are_told_what_is_dirty() {
         list.contains("qemu:dirty-bitmap:b") && list.contains("base:allocation"),
         "{list}"
     );
-    // QEMU's own client, which takes what is dirty for data.
+    // Reads the bitmap with QEMU's own client, which shows it as the allocation of the disk.
     let options = format!(
         "driver=nbd,server.type=unix,server.path={},x-dirty-bitmap=qemu:dirty-bitmap:b",
         served.arg("s.backup")
@@ -316,7 +317,7 @@ fn other_clients_are_told_what_is_dirty() {
         &["map", "--output=json", "--image-opts", &options],
     );
     let map: Value = serde_json::from_slice(&map.stdout).expect("JSON");
-    // ("data" is what the bitmap says is clean: the flag is the one of holes.)
+    // For QEMU, `data` is true where the bitmap is clean; dirty ranges look like holes.
     let parts = map
         .as_array()
         .unwrap()
@@ -356,7 +357,7 @@ fn a_disk_that_gets_other_sizes_stays_in_its_series() {
     assert!(model[SIZE as usize / 2..].iter().all(|byte| *byte == 0));
     assert_eq!(differ(&flat(dir, &file(1)), &model), None);
     assert_eq!(dirty(&served), 0);
-    // What it grows by belongs to the next one, and to no later one.
+    // The bytes by which the disk grows are in the next backup, and in no later one.
     let long = SIZE + (1 << 20);
     stdout_of(&["resize", &api, &long.to_string()]);
     assert_eq!(dirty(&served), 1 << 20);
@@ -412,7 +413,7 @@ fn bitmaps_are_begun_anew_renamed_and_put_together() {
     assert_eq!(says(&served)[0].1, 0);
     write("8M 8k");
     bitmap(&["merge", "a", "b", "c"]);
-    // (In blocks of the others.)
+    // A merge marks whole blocks of the source bitmaps, which are larger here.
     let (b, c) = (M + 2 * 65536, 2 * 65536);
     assert_eq!(says(&served), are(&[("a", b), ("b", b), ("c", c)]));
     bitmap(&["rename", "b", "z"]);
@@ -425,7 +426,7 @@ fn bitmaps_are_begun_anew_renamed_and_put_together() {
     fails(&["rename", "b", "y"], "no bitmap 'b'");
     fails(&["clear", "b"], "no bitmap 'b'");
     fails(&["merge", "a", "z", "b"], "no bitmap 'b'");
-    // What a backup has not seen does not go with it.
+    // Advancing a bitmap keeps the changes that were merged into it after the backup.
     let back_up = |name: &str| {
         stdout_of(&["backup", "start", &api, "--bitmap", name]);
         fails(&["merge", name, "a"], "end it first");
@@ -440,7 +441,7 @@ fn bitmaps_are_begun_anew_renamed_and_put_together() {
     bitmap(&["clear", "d"]);
     fails(&["advance", "d"], "no backup");
     assert_eq!(says(&served)[1].1, 0);
-    // They are so after a kill, too.
+    // The bitmaps are the same after the server was killed.
     let before = says(&served);
     served.child.kill().unwrap();
     served.child.wait().unwrap();
@@ -448,7 +449,7 @@ fn bitmaps_are_begun_anew_renamed_and_put_together() {
     assert_eq!(says(&served), before);
 }
 
-/// One that is in no file, but where they say.
+/// A disk that is not in a file has its bitmaps in the directory of `--bitmaps`.
 #[test]
 fn a_disk_elsewhere_has_bitmaps_in_a_directory() {
     let dir = disk_dir();
@@ -501,7 +502,7 @@ fn a_disk_elsewhere_has_bitmaps_in_a_directory() {
             assert_eq!(served.terminate().0, Some(0), "{}", served.log());
         }
     }
-    // Another disk may not go by them.
+    // The bitmaps are not valid for another disk.
     let served = Served::start(&other_uri, &["--bitmaps", &bitmaps_dir]);
     let found = &bitmaps(&served)[0];
     assert!(

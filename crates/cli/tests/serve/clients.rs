@@ -1,4 +1,4 @@
-//! The socket of the API, and clients that do not behave.
+//! Checks the API's socket with clients that misbehave.
 
 use crate::support::{PATIENCE, Served, eventually, stdout_of};
 use std::io::{Read, Write};
@@ -43,7 +43,7 @@ fn what_is_not_http_is_cut_off() {
             "{answer}"
         );
     }
-    // A head without end: the server must not take it all.
+    // A head without end. The server must not read all of it.
     let mut socket = connect(&served);
     socket.write_all(b"GET / HTTP/1.1\r\nHost: ").unwrap();
     let sent = (0..10_000).map(|_| socket.write_all(&[b'x'; 4096]));
@@ -57,7 +57,7 @@ fn a_client_that_never_reads_is_not_waited_for() {
     let served = Served::start("null:1G", &[]);
     let mut socket = connect(&served);
     socket.set_nonblocking(true).unwrap();
-    // Until neither side takes any more.
+    // Sends requests until neither side accepts more.
     let requests = REQUEST.repeat(1000);
     let (mut sent, mut stuck) = (0, 0);
     while stuck < 20 {
@@ -70,7 +70,7 @@ fn a_client_that_never_reads_is_not_waited_for() {
         }
     }
     is_well(&served);
-    // Whoever reads again is served again.
+    // When the client reads again, the server sends the remaining replies.
     socket.set_nonblocking(false).unwrap();
     let (mut got, mut answers) = (Vec::new(), 0);
     let mut buffer = [0; 65536];
@@ -90,12 +90,12 @@ fn clients_that_hang_keep_nobody_out() {
     let hanging: Vec<_> = (0..200)
         .map(|number| {
             let mut socket = connect(&served);
-            // It may have been thrown out already.
+            // The server may have disconnected this client already.
             match number % 3 {
                 0 => {}
                 1 => drop(socket.write_all(b"GET /v1/di")),
                 _ => {
-                    // Answers that nobody reads.
+                    // Sends requests and never reads the replies.
                     let timeout = Some(Duration::from_millis(10));
                     socket.set_write_timeout(timeout).unwrap();
                     let requests = REQUEST.replace("/v1/disks", "/openapi.json").repeat(100);
@@ -107,7 +107,7 @@ fn clients_that_hang_keep_nobody_out() {
         .collect();
     let begun = std::time::Instant::now();
     is_well(&served);
-    // Before anything of theirs is over by itself.
+    // Sooner than the server's timeouts for these clients.
     let waited = begun.elapsed();
     assert!(waited < Duration::from_secs(8), "{waited:?}");
     let fds = std::fs::read_dir(format!("/proc/{}/fd", served.child.id())).unwrap();
@@ -129,13 +129,13 @@ fn clients_that_hang_keep_nobody_out() {
 #[test]
 fn an_idle_daemon_uses_no_processor() {
     let served = Served::start("null:1G", &[]);
-    // A client that is connected and one that has gone in mid-sentence.
+    // One client stays connected; another has disconnected in the middle of a request.
     let _connected = connect(&served);
     connect(&served).write_all(b"GE").unwrap();
     served.load(1000, &[]);
     let switches = || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", served.child.id())).unwrap();
-        // One that ends meanwhile has none.
+        // A thread that ends meanwhile has no status.
         let status =
             tasks.flat_map(|t| std::fs::read_to_string(t.unwrap().path().join("status")).ok());
         let count = |status: String| -> u64 {
@@ -151,7 +151,7 @@ fn an_idle_daemon_uses_no_processor() {
         };
         status.map(count).sum::<u64>()
     };
-    // Once everything has settled, nothing wakes up.
+    // Once all work is done, no thread wakes up.
     eventually("quiet", || {
         let before = switches();
         std::thread::sleep(Duration::from_millis(500));

@@ -1,4 +1,5 @@
-//! Disks that are brought into the images below their own while they are used.
+//! Checks `fathom commit`, which merges a disk's images into a backing image while the disk is in
+//! use.
 
 use crate::driver::{Request, with_disk};
 use crate::exercise::{KillRounds, Random, differ, exercise};
@@ -61,7 +62,7 @@ fn layers_go_into_every_kind_of_image_while_they_are_used() {
                 exercise(disk, &mut model, &mut random);
             }
             if round == 2 {
-                // Not after all, which changes nothing for those who go by the chain.
+                // A commit that is stopped leaves the disk and its chain valid.
                 commit(&served, &image, &["--until-ready"]);
                 exercise(disk, &mut model, &mut random);
                 stop(&served, &[]);
@@ -144,7 +145,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
     while let Some(round) = rounds.next() {
         let path = |name: &str| as_arg(&dir.join(format!("{name}{round}")));
         let (image, layer, log) = (path("i"), path("l"), dir.join("written"));
-        // Whatever is in it shows through where the load has not been.
+        // This pattern shows wherever the load has not written.
         let format = ["raw", "qcow2", "qed"][round % 3];
         qemu_img(dir, &["create", "-q", "-f", format, &image, "4M"]);
         let io = ["-f", format, "-c", "write -P 251 0 4M", &image];
@@ -167,7 +168,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         let contents = after_a_kill(&served, &log, 251);
         let table = fs::read_to_string(served.path("disks/d.toml")).unwrap();
         rounds.note(!table.contains(&layer));
-        // Beginning again is all it takes.
+        // The same command completes the commit after the kill.
         let api = served.api();
         if table.contains(&layer) {
             commit(&served, &image, &["--disk", "d"]);
@@ -208,7 +209,7 @@ fn what_cannot_be_committed_is_refused() {
     refuses(&image, &qcow2, &small, &["not a backing image", &base]);
     refuses(&image, &qcow2, &image, &["not a backing image", &base]);
     refuses(&image, &qcow2, &path("no"), &["cannot find the image"]);
-    // Somebody else has it below his.
+    // Another server uses the same base image.
     let mut used = Served::start(&other, &qcow2);
     let served = Served::start(&image, &qcow2);
     let api = served.api();
@@ -221,7 +222,7 @@ fn what_cannot_be_committed_is_refused() {
     });
     assert!(whole.iter().all(|byte| *byte == 0));
     assert_eq!(used.terminate().0, Some(0));
-    // What the image calls raw looks like something else.
+    // The content of the base image, which is declared raw, looks like another format.
     let header = fs::read(&other).unwrap();
     let disguise = |with: &[u8]| {
         File::options()
@@ -252,7 +253,7 @@ fn what_cannot_be_committed_is_refused() {
         complete(&served, &["--transient"]);
         fails(&["no backing image"]);
     });
-    // Another one has come below it while nobody used it.
+    // Another program changes the backing image while the disk is not in use.
     let served = Served::start(&other, &qcow2);
     let rebase = ["rebase", "-u", "-b", &path("third"), "-F", "raw", &other];
     qemu_img(dir.path(), &rebase);
@@ -295,7 +296,7 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
     let create = |more: &[&str]| qemu_img(dir.path(), &[&["create", "-q", "-f"], more].concat());
     create(&["qcow2", &base, "64M"]);
     create(&["qcow2", "-b", &base, "-F", "qcow2", &image]);
-    // Two layers of 24 MiB do not fit into one file.
+    // Two layers of 24 MiB do not fit into a file of at most 32 MiB.
     qemu_io(dir.path(), &base, "qcow2", &["write -P 1 0 24M"]);
     qemu_io(dir.path(), &image, "qcow2", &["write -P 2 32M 24M"]);
     let mut small = Command::new("prlimit");
@@ -306,7 +307,7 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
         let args = ["commit", &served.api(), &base, "--transient", "--quiet"];
         refused(1, &args, &["the mirror has failed"]);
         await_phase(&served, "failed");
-        // It has its options back, and the base is others' again.
+        // The disk has its former options again, and other programs can open the base image.
         eventually("the base", || {
             let io = ["-f", "qcow2", "-r", "-c", "read -P 1 0 24M", &base];
             tool(dir.path(), "qemu-io", &io)

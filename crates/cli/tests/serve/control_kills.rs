@@ -1,8 +1,9 @@
-//! Kills a server while three clients change its disks in every way and others reload and upgrade the server, and restarts
-//! it as a user would.
+//! Kills a server while three clients change its disks in every way and others reload and upgrade
+//! the server, and restarts it as a user would.
 //!
-//! After each restart, every disk must have all writes that were acknowledged, and every persistent disk must be as its
-//! last change has left it: present or not, with the image and the options that the client got a success for.
+//! After each restart, every disk must have all writes that were acknowledged. Every persistent
+//! disk must be as its last successful change has left it: present or not, with the image and the
+//! options of this change.
 
 mod load;
 
@@ -20,16 +21,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Kills of one run; `FATHOM_ROUNDS` multiplies them.
+/// Number of kills in one run. `FATHOM_ROUNDS` multiplies it.
 const ROUNDS: u64 = 6;
 
-/// Size of a disk at the begin of a round, in bytes.
+/// Size of a disk at the start of a round, in bytes.
 const SIZE: u64 = 4 << 20;
 
 /// The longest time from the first change to the kill.
 const LONGEST: Duration = Duration::from_millis(1500);
 
-/// What a disk may be after a restart: as the last success has left it, or as a change would have that has no reply.
+/// The states that a disk may have after a restart: the state after its last successful change, or
+/// the state after a change that got no reply.
 #[derive(Clone, Debug)]
 struct Expected {
     images: Vec<String>,
@@ -41,7 +43,7 @@ struct Expected {
 /// Numbers of commands that have succeeded and that have failed, by their names.
 type Replies = Mutex<BTreeMap<String, (u64, u64)>>;
 
-/// A client, which changes one disk.
+/// A client that changes one disk.
 struct Client<'a> {
     owner: Owner,
     dir: &'a Path,
@@ -54,13 +56,14 @@ struct Client<'a> {
     is_killed: &'a AtomicBool,
     replies: &'a Replies,
     expected: Expected,
-    /// Number of images that the client has named.
+    /// Number of names that the client has given to new images.
     images: u64,
     load: Option<Kept>,
 }
 
 impl Client<'_> {
-    /// Runs a command about the disk. `None`: the server was killed meanwhile, so the command may have taken place.
+    /// Runs a command about the disk. Returns whether it succeeded, or `None` if the server was
+    /// killed meanwhile: then the command may have taken effect.
     fn try_to(&self, words: &[&str]) -> Option<bool> {
         let output = fathom().args(words).output().unwrap();
         let is_done = output.status.success();
@@ -78,7 +81,7 @@ impl Client<'_> {
         Some(is_done)
     }
 
-    /// A static disk changes its image only if the command says that.
+    /// Returns the option without which a static disk does not change its image.
     fn for_now(&self) -> &'static [&'static str] {
         match self.owner {
             Owner::Static => &["--transient"],
@@ -145,12 +148,12 @@ impl Client<'_> {
         }
     }
 
-    /// The disk gets another image by this command.
+    /// Runs a command that gives the disk another image.
     fn switch(&mut self, words: &[&str], image: String) {
         match self.try_to(&[words, self.for_now()].concat()) {
             Some(true) => self.expected.images = vec![image],
             Some(false) => {}
-            // (The newer one is tried first.)
+            // `image` continues to return the older image, which the test tries first.
             None => self.expected.images.insert(0, image),
         }
     }
@@ -181,7 +184,7 @@ impl Client<'_> {
         }
     }
 
-    /// A snapshot, and back.
+    /// Takes a snapshot, and commits it to the previous image.
     fn commit(&mut self) {
         let base = self.image().to_owned();
         self.snapshot();
@@ -213,7 +216,7 @@ impl Client<'_> {
         if self.owner == Owner::Static {
             return;
         }
-        // (The load would lose its connection in the middle of a write.)
+        // Ends the load, which would otherwise lose its connection in the middle of a write.
         let Some(load) = self.load.take() else {
             return;
         };
@@ -248,13 +251,14 @@ fn format_of(image: &str) -> &'static str {
     }
 }
 
-/// Images that the server has refused, one after the other.
+/// Images that the server has named as newer ones.
 #[derive(Default)]
 struct Refused(BTreeSet<String>);
 
 impl Refused {
-    /// The image to try next, and whether each of two images names the other: a switch back to an earlier image was
-    /// interrupted, and both have everything.
+    /// Returns the image to try next, and whether the server has named it before. In that case two
+    /// images name each other, because a switch back to an earlier image was interrupted, and both
+    /// images have all data.
     fn next(&mut self, refusal: &str) -> (String, bool) {
         let words = "superseded by ";
         let at = refusal.find(words).unwrap_or_else(|| panic!("{refusal}"));
@@ -277,8 +281,8 @@ fn add_words(api: &str, export: &[String], owner: Owner, image: &str) -> Vec<Str
     words
 }
 
-/// Starts the server, and changes its configuration to the newer image as long as the server refuses an image for that
-/// reason.
+/// Starts the server. While the server refuses an image because it is superseded, puts the newer
+/// image into the configuration.
 fn start_as_a_user(hosting: Hosting, mut dir: tempfile::TempDir) -> Served {
     let mut refused = Refused::default();
     loop {
@@ -302,7 +306,7 @@ fn start_as_a_user(hosting: Hosting, mut dir: tempfile::TempDir) -> Served {
     }
 }
 
-/// Whether an image was refused because a tenant of the killed server has not ended yet.
+/// Returns whether the server refused an image because a tenant of the killed server still uses it.
 fn is_still_locked(hosting: Hosting, refusal: &str) -> bool {
     hosting == Hosting::Tenants && refusal.contains("in use")
 }
@@ -330,12 +334,12 @@ fn add_as_a_user(hosting: Hosting, served: &Served, owner: Owner, image: &str) {
     }
 }
 
-/// Checks what the server shows of the persistent disk.
+/// Checks what the server shows of the persistent disk. Returns whether there is one.
 fn check_definition(served: &Served, expected: &Expected) -> bool {
     let shown = |what: &str| {
         let shown = fathom().args(["show", &served.api(), "--json"]).output();
         let disks: Value = serde_json::from_slice(&shown.unwrap().stdout).unwrap();
-        // (A server with one disk shows that.)
+        // If there is only one disk, the server shows that disk without its name.
         disks["persistent"].get(what).cloned()
     };
     if expected.is_present == BTreeSet::from([true]) {
@@ -361,14 +365,15 @@ fn check_definition(served: &Served, expected: &Expected) -> bool {
     true
 }
 
-/// Kills the server.
+/// Kills the server, and returns its directory.
 fn end(mut served: Served) -> tempfile::TempDir {
     served.signal("KILL");
     let _ = served.end();
     std::mem::replace(&mut served.dir, short_dir())
 }
 
-/// Upgrades the server, unless it refuses because a disk is being changed. Returns the process id of the successor.
+/// Upgrades the server, unless it refuses because a disk is being changed. Returns the process id
+/// of the successor.
 fn try_to_upgrade(served: &Served) -> Option<u64> {
     let upgrade = fathom().args(["upgrade", &served.api(), "--json"]).output();
     let reply: Value = serde_json::from_slice(&upgrade.unwrap().stdout).ok()?;
@@ -377,7 +382,7 @@ fn try_to_upgrade(served: &Served) -> Option<u64> {
     Some(pid)
 }
 
-/// Kills a successor, and waits for its end.
+/// Kills a successor, and waits until it has ended.
 fn kill(pid: u64) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -410,7 +415,8 @@ fn kill_again_and_again(hosting: Hosting) {
         }
         dir = one_kill(hosting, dir, round, seed, &mut random, &replies);
     }
-    // A command that never succeeds would test nothing. (A disk on a raw image has nothing to stream.)
+    // A command that never succeeds would test nothing. A disk on a raw image has nothing to
+    // stream.
     let replies = replies.into_inner();
     let never = |(kind, counts): &(&String, &(u64, u64))| {
         counts.0 == 0 && counts.1 >= 5 && *kind != "stream start"
@@ -418,7 +424,7 @@ fn kill_again_and_again(hosting: Hosting) {
     assert_eq!(replies.iter().find(never), None);
 }
 
-/// One round: returns the server's directory.
+/// Runs one round. Returns the server's directory.
 fn one_kill(
     hosting: Hosting,
     dir: tempfile::TempDir,

@@ -1,4 +1,4 @@
-//! Starting and ending the daemon, and what its commands say of it.
+//! Checks starting and stopping the server, and the commands that show its state.
 
 use crate::support::{
     Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, run, short_dir, stdout_of,
@@ -12,7 +12,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 
-/// The stages of one operation in a summary.
+/// Returns the stages of one operation in a summary.
 fn stages<'a>(summary: &'a Value, op: &str) -> &'a Vec<Value> {
     let operations = summary["operations"].as_array().expect("operations");
     let of_op = operations.iter().find(|o| o["op"] == op);
@@ -39,7 +39,7 @@ fn a_disk_is_served_asked_about_and_ended() {
     assert_eq!(stdout_of(&["stats", &served.api()]), "no requests yet\n");
     served.load(10_000, &["--rw", "randread", "--iodepth", "32"]);
 
-    // Clients may have an answer before it is counted.
+    // A client may get its reply before the server counts the request.
     let summary = eventually("all are counted", || {
         let summary = json(&stdout_of(&["stats", &served.api(), "--json"]));
         let count = stages(&summary, "read")[6]["count"].as_u64();
@@ -106,7 +106,7 @@ fn what_is_in_flight_and_what_comes_in_an_interval_is_told() {
             break line;
         }
     };
-    // Not the writes of before.
+    // The earlier writes are not in this interval.
     assert!(
         line.starts_with("read ") && !line.contains("write"),
         "{line}"
@@ -124,12 +124,12 @@ fn watching_ends_with_the_daemon() {
     let mut next = || json(&output.next().expect("a line").unwrap());
     next();
     served.load(10, &[]);
-    // Some lines may be from before.
+    // The first lines may be older than the load.
     until("a line with operations", || {
         next()["operations"] != json("[]")
     });
     assert_eq!(served.terminate().0, Some(0));
-    // It could not end with a pipe that is full.
+    // The command could not end while the pipe is full.
     output.for_each(drop);
     assert!(watching.wait().unwrap().success());
 }
@@ -224,7 +224,7 @@ fn a_resized_image_is_noticed_on_demand() {
     assert_eq!(text, "the disk has 3 MiB (3145728 bytes)\n");
     let info = json(&stdout_of(&["info", &served.api(), "--json"]));
     assert_eq!(info["size"], 3 << 20);
-    // What a front-end is told.
+    // A front-end sees the new size.
     served.load(10, &["--offset", "2M", "--size", "1M"]);
 }
 
@@ -291,7 +291,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     crate::support::refused(1, &args, &["c: ", "in use by fathom (process"]);
     assert!(!first.path("other").exists());
     stdout_of(&["stats", &control]);
-    // Killed, it leaves its sockets behind; its successor takes them over.
+    // A killed server leaves its sockets behind. The next server takes them over.
     first.child.kill().unwrap();
     first.child.wait().unwrap();
     assert!(first.path("s").exists() && first.path("c").exists());
@@ -324,10 +324,10 @@ fn a_service_manager_passes_a_socket_and_is_told() {
     command.env("NOTIFY_SOCKET", dir.path().join("notify"));
     command.env("LISTEN_FDS", "1");
     let fd = listener.as_raw_fd();
-    // The number it has to have, and open across exec.
+    // The socket must have this number, and stay open across exec.
     let pass = move || {
-        // SAFETY: dup2(2) and fcntl(2) are safe to call between fork and
-        // exec; nothing in the child needs what 3 was before.
+        // SAFETY: dup2(2) and fcntl(2) are safe to call between fork and exec. The child does not
+        // need the former descriptor 3.
         match unsafe { (libc::dup2(fd, 3), libc::fcntl(3, libc::F_SETFD, 0)) } {
             (3, 0) => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
@@ -350,8 +350,7 @@ fn a_service_manager_passes_a_socket_and_is_told() {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    // Both signals arrive before the first is handled: the process is
-    // stopped in between.
+    // The process is stopped, so both signals arrive before it handles the first one.
     let mut served = Served::start("null:1G", &[]);
     let _idle = UnixStream::connect(served.path("s")).unwrap();
     served.signal("STOP");

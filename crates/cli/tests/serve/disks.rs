@@ -1,4 +1,4 @@
-//! Disks that come and go while a server runs: by `fathom disk` and `fathom list`.
+//! Checks `fathom disk` and `fathom list`: disks are added and removed while the server runs.
 
 use crate::support::nbd::{make_image, prints};
 use crate::support::{
@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
-/// A server that has no disk yet, with NBD at `n` and its API at `c`.
+/// Starts a server without disks, with NBD on the socket `n` and the API on the socket `c`.
 fn server(more: &str) -> Served {
     Served::waiting("", more)
 }
@@ -30,7 +30,7 @@ fn uri(served: &Served, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", served.arg("n"))
 }
 
-/// A load that goes on until it is told otherwise.
+/// Starts a load with this number of requests.
 fn start_load(target: &[&str], ios: &str) -> Kept {
     let mut command = fathom();
     command.arg("bench").args(target);
@@ -80,7 +80,7 @@ fn disks_come_and_go_while_another_is_served() {
         let summary = remove(&served, "second", &["--json"]);
         assert!(summary.contains("\"write\""), "{summary}");
         assert!(!served.path("second").exists());
-        // Nobody has the image any more, and what is in it is sound.
+        // The image is no longer locked, and it has no errors.
         prints(images.path(), "qemu-img", &["check", &image]);
         prints(
             images.path(),
@@ -93,12 +93,12 @@ fn disks_come_and_go_while_another_is_served() {
             "{listed}"
         );
     }
-    // Nothing is left of them. (Others may have been just asking, before.)
+    // Nothing of the removed disks is left. (`before` may include a client of the API.)
     eventually("all is given back", || {
         let is_back = has().iter().zip(before).all(|(now, before)| *now <= before);
         is_back.then_some(())
     });
-    // (`wait` would find it if it had failed meanwhile.)
+    // `wait` returns the failure of a load that has already ended.
     let status = load.0.wait().unwrap();
     assert!(status.success(), "{}", served.log());
     let summary = remove(&served, "first", &[]);
@@ -218,7 +218,7 @@ fn what_cannot_be_added_is_told_and_leaves_nothing() {
     );
 }
 
-/// A storage that says nothing while its disk is removed holds up only that.
+/// Storage that does not reply while its disk is removed delays only this removal.
 #[test]
 fn a_disk_that_does_not_drain_is_late_and_goes_in_the_end() {
     let (images, mut served) = (disk_dir(), server("stop-timeout = '500ms'"));
@@ -262,7 +262,7 @@ fn a_disk_that_does_not_drain_is_late_and_goes_in_the_end() {
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
 }
 
-/// Nor does one that takes long to open.
+/// Storage that takes long to open delays no other request.
 #[test]
 fn a_disk_that_does_not_open_holds_up_nobody() {
     let mut served = server("");
@@ -336,7 +336,7 @@ fn what_is_shown_for_qemu_attaches_the_disk() {
     );
 }
 
-/// Two servers in a fresh /run; what is said of them by name.
+/// Starts two servers with an empty /run, and runs commands that find them by name.
 const BY_NAME: &str = r#"
 set -e
 mount -t tmpfs none /run

@@ -1,11 +1,11 @@
-//! Whether what has to be durable reaches the kernel as such: strace(1) is
-//! the witness. The pool of threads makes system calls that it can see.
+//! Checks with strace(1) that data that must be durable reaches the kernel as such. The server uses
+//! its thread pool, whose system calls strace can see.
 
 use crate::support::{Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
 use std::process::{Command, Stdio};
 
-/// Serve a file, write to it by `load`, end; the writes and flushes that the
-/// kernel saw, in order.
+/// Serves a file, writes to it with `load`, and stops the server. Returns the writes and flushes
+/// that the kernel saw, in order.
 fn calls(cache: &str, load: &[&str]) -> Vec<String> {
     let (dir, reports) = (disk_dir(), short_dir());
     let image = dir.path().join("disk.img");
@@ -23,7 +23,7 @@ fn calls(cache: &str, load: &[&str]) -> Vec<String> {
     stdout_of(&["quit", &served.api()]);
     assert_eq!(served.end().0, Some(0), "{}", served.log());
     let report = std::fs::read_to_string(&report).unwrap();
-    // A call that another thread's interrupts has a second line.
+    // A call has a second line if a call of another thread interrupts the first one.
     let begun = |line: &&str| line.contains("disk.img") && !line.contains("resumed>");
     report.lines().filter(begun).map(str::to_owned).collect()
 }
@@ -42,7 +42,8 @@ fn each_flush_is_an_fdatasync_and_the_end_is_one() {
         let calls = calls(cache, &["--fsync", "10"]);
         let text = calls.join("\n");
         assert!(!calls.iter().any(|call| is_dsync(call)), "{text}");
-        // Ten writes, a flush, and so on to 40 requests; the last is the end's.
+        // 40 requests: after every ten writes there is a flush. The server makes the last flush at
+        // its end.
         let written: Vec<usize> = calls
             .split(|call| is_sync(call))
             .map(<[String]>::len)
@@ -74,8 +75,8 @@ fn every_write_is_durable_by_itself_without_a_cache() {
     assert!(syncs.len() <= 2, "{syncs:?}");
 }
 
-/// Metadata, too: an image whose server is killed has what was answered, with
-/// nobody who would have it done again.
+/// This includes metadata: the image of a killed server has all acknowledged writes, although no
+/// front-end repeats them.
 #[test]
 fn without_a_cache_an_image_has_what_was_written_when_its_server_is_killed() {
     for format in ["qcow2", "qed"] {

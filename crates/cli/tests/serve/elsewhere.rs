@@ -1,4 +1,5 @@
-//! Chains that become shorter, and images of them longer, while somebody else has the disk: QEMU's tools.
+//! Checks disks whose chain QEMU's tools make shorter, or whose images they make longer, while the
+//! disk is not in use.
 
 use crate::driver::with_disk;
 use crate::exercise::{Random, differ, exercise};
@@ -13,7 +14,8 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 
-/// `top` on `middle` on `low` on `base`, which is raw; each longer than the one below it.
+/// Makes the chain `top` on `middle` on `low` on `base`. `base` is raw. Each image is longer than
+/// its backing image.
 fn chain(format: &str) -> TempDir {
     let dir = disk_dir();
     let path = dir.path();
@@ -57,10 +59,11 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
             told.map(|(_, what)| what.to_owned()).next_back()
         };
         assert_eq!(use_it(&mut model), None);
-        // All names stay, and an image below becomes longer: it gets all that the disk's own has.
+        // All file names stay the same. The backing image becomes longer, and gets the data of the
+        // top image.
         qemu_img(dir, &["commit", "-q", "-f", format, "top"]);
         assert_eq!(use_it(&mut model), None);
-        // Down: an image of the middle goes into the one below it, which becomes longer.
+        // Removes a middle image: its data goes to the image below, which becomes longer.
         qemu_img(dir, &["commit", "-q", "-f", format, "-d", "middle"]);
         qemu_img(
             dir,
@@ -70,7 +73,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
         );
         fs::remove_file(dir.join("middle")).unwrap();
         assert_eq!(use_it(&mut model).unwrap(), "3 instead of 4 images");
-        // In the middle, the same.
+        // Removes the next image in the same way.
         qemu_img(dir, &["commit", "-q", "-f", format, "-d", "low"]);
         qemu_img(
             dir,
@@ -79,7 +82,8 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
             ],
         );
         assert_eq!(use_it(&mut model).unwrap(), "2 instead of 3 images");
-        // Up: nothing is below it any more, and what was is somebody else's.
+        // The top image gets all data and has no backing image any more. Another program changes
+        // the former base image.
         qemu_img(dir, &["rebase", "-f", format, "-F", "raw", "-b", "", "top"]);
         File::options()
             .write(true)
@@ -115,13 +119,13 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
         count
     };
     assert!(reads());
-    // Another file below it, even if it is the same.
+    // Refuses another backing file, even if its contents are the same.
     fs::copy(dir.join("middle"), dir.join("other")).unwrap();
     below("top", "other", "qcow2");
     let first = refused("another file");
     below("top", "middle", "qcow2");
     assert!(reads());
-    // One that is further down, whose place another file has taken; or by another format.
+    // Refuses an image further down whose file was replaced, or whose format is another one.
     fs::rename(dir.join("low"), dir.join("kept")).unwrap();
     fs::copy(dir.join("kept"), dir.join("low")).unwrap();
     below("top", "low", "qcow2");
@@ -129,7 +133,7 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
     fs::rename(dir.join("kept"), dir.join("low")).unwrap();
     below("top", "low", "raw");
     refused("another format");
-    // By whatever name; but not if that is on another file itself.
+    // Accepts another name of the same image, unless this image is on another file.
     fs::copy(dir.join("base"), dir.join("other")).unwrap();
     let name = as_arg(&dir.join("low"));
     qemu_img(dir, &["commit", "-q", "-f", "qcow2", "-d", "middle"]);
@@ -170,7 +174,7 @@ fn an_image_whose_data_is_in_another_file_is_refused_until_it_is_as_it_was() {
         );
     };
     let data = as_arg(&dir.join("data"));
-    // Whether it is the disk's own image or one below.
+    // Tests this for the disk's own image and for a backing image.
     for (image, args) in [("low", &["--data-file", &data][..]), ("top", &[])] {
         let args = [&["--format", "qcow2"], args].concat();
         let served = Nbd::start(&as_arg(&dir.join(image)), &args);
@@ -179,10 +183,10 @@ fn an_image_whose_data_is_in_another_file_is_refused_until_it_is_as_it_was() {
         amend("other");
         assert!(!reads(), "another data file of {image}");
         assert!(served.log().contains("restart the server"));
-        // By whatever name.
+        // The same data file may have another name.
         amend(&data);
         assert!(reads());
-        // Its data is in itself now, where that of a new image in its place would be.
+        // Replaces the image by one without a data file, which would have the data in itself.
         let low = fs::read(dir.join("low")).unwrap();
         fs::write(dir.join("low"), fs::read(dir.join("plain")).unwrap()).unwrap();
         assert!(!reads(), "no data file of {image}");
@@ -191,13 +195,13 @@ fn an_image_whose_data_is_in_another_file_is_refused_until_it_is_as_it_was() {
     }
 }
 
-/// Whether what QEMU's tool has written at 2 MiB can be read from there.
+/// Returns whether QEMU's tool can read the data that it has written at 2 MiB.
 fn reads(dir: &Path, uri: &str) -> bool {
     let read = ["-r", "-f", "raw", "-c", "read -P 2 2M 1M", uri];
     patient_tool(dir, "qemu-io", &read).status.success()
 }
 
-/// As when a base image gives way to a newer one, for new disks.
+/// This happens if an administrator replaces a base image by a newer one, for new disks.
 #[test]
 fn files_below_that_others_have_taken_the_place_of_are_served_on() {
     let dir = disk_dir();
@@ -284,7 +288,7 @@ fn an_image_that_is_cut_off_is_refused_until_it_is_as_it_was() {
     }
 }
 
-/// A qcow2 image `top` on a shorter one, `base`.
+/// Makes a qcow2 image `top` on the shorter image `base`.
 fn on_shorter(dir: &Path, format: &str) -> String {
     let create = [
         "create", "-q", "-f", "qcow2", "-u", "-b", "base", "-F", format, "top", "12M",
@@ -338,7 +342,7 @@ fn an_encrypted_image_below_is_as_long_as_others_have_made_it() {
         let resized = fathom(&["img", "resize", "-q", "-f", "luks", &base, "12M"]);
         resized.status.success().then_some(())
     });
-    // (What was never written to it is anything.)
+    // Where nothing was ever written, an encrypted image has arbitrary data.
     let now = as_arg(&dir.join("now"));
     let convert = [
         "img", "convert", "-q", "-f", "qcow2", "-O", "raw", &top, &now,
@@ -375,8 +379,7 @@ fn work_on_a_chain_that_others_have_made_shorter_has_failed() {
         });
         assert!(shown.contains("begin again"), "{shown}");
         assert_eq!(differ(&disk.contents(), &model), None);
-        // It is begun anew, and comes to its end.
-        // (The server may just be giving the disk its former options back.)
+        // A new stream completes. The server may still be restoring the disk's former options.
         eventually("the stream is accepted", || {
             let start = fathom().args(["stream", "start", &api, "--wait"]).output();
             let start = start.unwrap();
@@ -427,7 +430,7 @@ fn work_below_an_image_that_has_got_snapshots_has_failed() {
         let waits = || eventually("it waits", || show().starts_with("waiting: ").then_some(()));
         waits();
         if image == "middle" {
-            // What that one needs stays as it is.
+            // A snapshot in another image does not make the job fail.
             qemu_img(dir, &["snapshot", "-c", "s2", "top"]);
             with_disk(&served.arg("s"), 1, |_| {
                 eventually("more of it", || {

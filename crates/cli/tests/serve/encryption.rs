@@ -1,4 +1,5 @@
-//! Encrypted disks: used, copied to others, put below others and brought back, killed and handed over.
+//! Checks encrypted disks: in use, as mirrors, with snapshots and commits, after kills and
+//! upgrades.
 
 use crate::driver::with_disk;
 use crate::exercise::{Random, differ, exercise};
@@ -17,14 +18,14 @@ use std::path::Path;
 
 const SECRET: &str = "correct horse";
 
-/// A key's file; where it is for Fathom.
+/// Writes a key to a file. Returns the location of the key as Fathom's options name it.
 fn key(dir: &Path, name: &str, key: &str) -> String {
     let path = dir.join(name);
     fs::write(&path, key).unwrap();
     format!("file:{}", as_arg(&path))
 }
 
-/// How QEMU opens an encrypted image, by the key in that file.
+/// Returns the options by which QEMU opens an encrypted image with the key in the file `key`.
 fn opens(dir: &Path, format: &str, image: &str) -> [String; 4] {
     let key = match format {
         "luks" => "key-secret=s",
@@ -35,7 +36,7 @@ fn opens(dir: &Path, format: &str, image: &str) -> [String; 4] {
     ["--object".into(), secret, "--image-opts".into(), options]
 }
 
-/// As QEMU reads it.
+/// Returns the contents of an encrypted image, as QEMU reads them.
 fn decrypted(dir: &Path, format: &str, image: &str) -> Vec<u8> {
     let flat = as_arg(&dir.join("flat"));
     let opens = opens(dir, format, image);
@@ -53,7 +54,8 @@ fn decrypted(dir: &Path, format: &str, image: &str) -> Vec<u8> {
     fs::read(flat).unwrap()
 }
 
-/// Whether it has sectors as they are written here: one byte all over, and not zero.
+/// Returns whether the image has an unencrypted sector, as the test writes them: one byte value
+/// throughout, and not zero.
 fn shows(image: &str) -> bool {
     let image = fs::read(image).unwrap();
     let is_plain = |sector: &[u8]| sector[0] != 0 && sector.iter().all(|byte| *byte == sector[0]);
@@ -95,7 +97,7 @@ fn disks_become_encrypted_and_stay_so_while_they_are_used() {
             complete(&served, &["--transient"]);
             assert_eq!(differ(&disk.contents(), &model), None, "{options}");
             exercise(disk, &mut model, &mut random);
-            // What is put on top is encrypted, too.
+            // The overlay of a snapshot is encrypted, too.
             snapshot(&served, &layer, &["--transient"]);
             exercise(disk, &mut model, &mut random);
             assert_eq!(differ(&disk.contents(), &model), None, "{options}");
@@ -113,11 +115,11 @@ fn disks_become_encrypted_and_stay_so_while_they_are_used() {
         let then = decrypted(dir, format, &target);
         assert_eq!(differ(&then, &model), None, "{options}");
         assert!(!shows(&target) && !shows(&layer));
-        // The test sees what it should see.
+        // The function finds data that is not encrypted.
         let plain = as_arg(&dir.join("plain"));
         fs::write(&plain, &model).unwrap();
         assert!(shows(&plain));
-        // By QEMU's hands, and back.
+        // QEMU writes to the image, and then the server reads it.
         let opens = opens(dir, format, &target);
         let mut io: Vec<_> = opens.iter().map(String::as_str).collect();
         io.extend(["-c", "write -P 99 100k 300k", "-c", "write -P 98 5M 512"]);
@@ -213,7 +215,7 @@ fn keys_are_needed_and_go_with_the_disk() {
         &[&serve[..], &["--key", &bad]].concat(),
         &["no given key"],
     );
-    // Programs are run before the cage is closed.
+    // The server runs the key's command before it enters the sandbox.
     let prints = format!("command:cat {}", as_arg(&dir.join("key")));
     let mut served = Served::start(&image, &["--format", "luks", "--key", &prints]);
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
@@ -222,7 +224,7 @@ fn keys_are_needed_and_go_with_the_disk() {
         &[&serve[..], &["--key", "command:false"]].concat(),
         &["command:false"],
     );
-    // One that only this process has cannot be handed over.
+    // A key that only this process has open cannot be handed over to a successor.
     let open = File::open(dir.join("key")).unwrap();
     let by_descriptor = "fd:3";
     let mut command = fathom();
@@ -235,18 +237,18 @@ fn keys_are_needed_and_go_with_the_disk() {
     let upgrade = crate::support::run(&["upgrade", &served.api()]);
     let said = String::from_utf8_lossy(&upgrade.stderr).into_owned();
     check_refusal(upgrade.status, &said, 1, &["fd:", "file:PATH"]);
-    // But it stays with the disk that is made anew.
+    // The key stays with a disk that the server opens again.
     let layer = as_arg(&dir.join("layer"));
     snapshot(&served, &layer, &["--transient"]);
     with_disk(&served.arg("s"), 1, |disk| assert_eq!(disk.size(), 4 << 20));
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    // A file's can. (The layer is given up.)
+    // A key in a file can be handed over. (The overlay is given up.)
     let args = ["--format", "luks", "--key", &good, "--allow-superseded"];
     let served = Served::start(&image, &args);
     served.upgrade();
     with_disk(&served.arg("s"), 1, |disk| assert_eq!(disk.size(), 4 << 20));
     stdout_of(&["quit", &served.api()]);
-    // The API runs no programs, and takes no descriptors for keys.
+    // The API runs no programs, and accepts no descriptors as keys.
     let served = Served::waiting("", "");
     let api = served.api();
     let add = [
@@ -261,7 +263,7 @@ fn keys_are_needed_and_go_with_the_disk() {
     }
     refused(1, &[&add[..], &[&bad]].concat(), &["no given key"]);
     stdout_of(&[&add[..], &[&good]].concat());
-    // Any bytes, as NBD has it.
+    // NBD clients may access ranges that are not aligned.
     let uri = served_uri(&served);
     let script = "\
 import nbd, sys

@@ -1,4 +1,4 @@
-//! What users are told when something is wrong: one line that helps.
+//! Checks error messages: each is one line that helps the user.
 
 use crate::support::{as_arg, disk_dir, refused, run, short_dir, stdout_of};
 use std::fs;
@@ -184,7 +184,7 @@ fn disks_that_cannot_be_served_are_told_in_one_line() {
     }
 }
 
-/// `fathom serve IMAGE` with more options, which is refused.
+/// Checks that `fathom serve IMAGE` with more options fails with these words.
 fn not_served(image: &str, more: &[&str], words: &[&str]) {
     let sockets = short_dir();
     let path = |name: &str| as_arg(&sockets.path().join(name));
@@ -340,7 +340,7 @@ fn files_that_an_image_names_in_vain_are_told_in_one_line() {
     let qcow2 = ["--format", "qcow2"];
     let advice = format!("--data-file {of_it}");
     not_served(&with_data, &qcow2, &["with-data: ", &advice]);
-    // A directory is not enough.
+    // An allowed directory does not include data files.
     let allow = ["--allow-dir", &as_arg(dir.path())];
     not_served(&with_data, &[qcow2, allow].concat(), &[&advice]);
     let named = [qcow2, ["--data-file", &of_it]].concat();
@@ -444,7 +444,7 @@ fn daemons_that_are_not_there_are_told_in_one_line() {
     let file = as_arg(&dir.path().join("file"));
     fs::write(&file, "").unwrap();
     refused(1, &["stats", &file], &["no server"]);
-    // Something else listens there.
+    // Another program listens on the socket.
     let path = dir.path().join("other");
     let other = UnixListener::bind(&path).unwrap();
     std::thread::scope(|scope| {

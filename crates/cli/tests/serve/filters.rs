@@ -1,4 +1,4 @@
-//! `fathom serve --filter`, `fathom filters` and `fathom set`.
+//! Checks `fathom serve --filter`, `fathom filters` and `fathom set`.
 
 use crate::support::{Served, disk_dir, refused, stdout_of};
 use fathom_client::Client;
@@ -15,7 +15,7 @@ fn json_of(args: &[&str]) -> Value {
     serde_json::from_str(&stdout_of(args)).unwrap()
 }
 
-/// What `fathom bench` measured of `n` requests.
+/// Runs `fathom bench`, and returns its results.
 fn bench(served: &Served, args: &[&str]) -> Value {
     let socket = served.arg("s");
     let common = ["bench", "--vhost-user", &socket, "--json"];
@@ -136,14 +136,14 @@ fn options_are_changed_while_serving_all_or_none() {
 #[test]
 fn a_throttle_delivers_its_rate() {
     let served = Served::start("null:1G", &["--filter", "throttle:iops-total=300"]);
-    // A rate by the clock on the wall: no machine has more than it. A busy one may have less,
-    // but not each time.
+    // The rate is that of the wall clock, which no machine exceeds. A busy machine may be slower,
+    // but not in each round.
     let mut rounds = Vec::new();
     while !rounds.iter().any(|iops| *iops > 150.0) {
         let load = ["--iodepth", "32", "--runtime", "1", "--bs", "4k"];
         let iops = bench(&served, &load)["iops"].as_f64().unwrap();
         rounds.push(iops);
-        // The real accuracy is better: tools/bench/filters.py.
+        // The rate is more accurate in fact, as tools/bench/filters.py measures.
         assert!(iops < 360.0 && rounds.len() < 10, "{rounds:?}");
     }
     let stats = json_of(&["stats", &served.api(), "--json"]);
@@ -151,10 +151,10 @@ fn a_throttle_delivers_its_rate() {
     assert!(median("queue") > 0.8 * median("total"));
 }
 
-/// What was recorded of one disk delays the other.
+/// The latencies that were recorded of one disk delay another disk.
 #[test]
 fn a_slow_disk_is_replayed_by_its_statistics() {
-    // Half of its requests; next to that, what a busy machine adds is little.
+    // Delays every other request. What a busy machine adds is little in comparison.
     let slow = Served::start("null:1G", &["--inject", "storage=100ms"]);
     slow.load(20, &["--iodepth", "1"]);
     let dir = disk_dir();
@@ -173,7 +173,7 @@ fn a_slow_disk_is_replayed_by_its_statistics() {
     assert!((0.5..2.0).contains(&ratio), "{recorded} {replayed}");
 }
 
-/// A daemon for NBD clients; its socket is `n`.
+/// Starts a server for NBD clients, on the socket `n`. Returns the server and the URI of its disk.
 fn by_nbd(disk: &str, filters: &[&str]) -> (Served, String) {
     let dir = crate::support::short_dir();
     let socket = dir.path().join("n");
@@ -191,7 +191,7 @@ fn by_nbd(disk: &str, filters: &[&str]) -> (Served, String) {
 
 fn qemu_io(uri: &str, commands: &[&str]) -> Command {
     let mut qemu_io = Command::new("qemu-io");
-    // Or it would make every write durable at once.
+    // By default, qemu-io makes every write durable at once.
     qemu_io.args(["-t", "writeback", "-f", "raw", uri]);
     commands.iter().for_each(|command| {
         qemu_io.args(["-c", command]);
@@ -211,16 +211,15 @@ fn reads_sent_together_are_delayed_together() {
         let stats = json_of(&["stats", &served.api(), "--json"]);
         stage(&stats, "read", "queue")["max_ns"].as_f64().unwrap()
     };
-    // By the server's own clock: how long a program takes to start is not in it.
+    // The server's own measurement does not include the time that the program takes to start.
     let alone = read(1);
     assert!(alone >= 500e6, "{alone}");
-    // One after the other, the last one would wait for all of them.
+    // If the server delayed one read after the other, the last one would wait for all of them.
     let longest = read(15);
     assert!(longest < 7.0 * alone, "{longest} after {alone}");
 }
 
-/// A client that goes away while its requests hang, and a server that ends
-/// then, wait for nothing.
+/// Neither a disconnecting client nor the end of the server waits for requests that hang.
 #[test]
 fn a_client_leaves_whatever_its_requests_wait_for() {
     for filter in [
@@ -235,22 +234,21 @@ fn a_client_leaves_whatever_its_requests_wait_for() {
         std::thread::sleep(Duration::from_millis(500));
         client.kill().unwrap();
         client.wait().unwrap();
-        // Others are served.
+        // The server serves other clients.
         let output = qemu_io(&uri, &["length"]).output().unwrap();
         assert!(output.status.success(), "{filter}");
         assert_eq!(served.terminate().0, Some(0), "{filter}");
     }
 }
 
-/// The image keeps what was flushed, and nothing else, when the server is
-/// killed.
+/// When the server is killed, the image has the data that was flushed, and nothing else.
 #[test]
 fn what_is_not_flushed_is_lost_with_the_server() {
     let dir = disk_dir();
     let image = dir.path().join("image");
     std::fs::write(&image, vec![0; 1 << 20]).unwrap();
     let (mut served, uri) = by_nbd(image.to_str().unwrap(), &["fault:writes=lost"]);
-    // qemu-io flushes at its end, so the server must be gone by then.
+    // qemu-io flushes when it ends, so the server must be killed before.
     let writes = ["write -P 1 0 64k", "flush", "write -P 2 32k 64k"];
     let then = ["read -P 2 32k 64k", "sleep 600000"];
     let mut client = qemu_io(&uri, &[&writes[..], &then].concat());
@@ -273,7 +271,7 @@ fn front_ends_wait_before_they_are_served() {
     let served = Served::start("null:1G", &["--filter", "delay:connect=300ms"]);
     let start = Instant::now();
     served.load(1, &[]);
-    // Never less, however slow the machine is.
+    // It never takes less time, however slow the machine is.
     assert!(start.elapsed() >= Duration::from_millis(300));
 }
 
@@ -314,7 +312,7 @@ fn what_is_written_goes_to_the_overlay() {
     }
 }
 
-/// Those that a filter makes, by operation, and what is refused at once.
+/// Counts the errors that a filter causes, by operation.
 #[test]
 fn errors_are_counted() {
     let filter = "fault:op=read,error=EIO,probability=0.3";
@@ -337,7 +335,7 @@ fn errors_are_counted() {
     let seen: Value = serde_json::from_slice(&seen.stdout).unwrap();
     let errors = seen["errors"].as_u64().unwrap();
     assert!(errors > 0);
-    // The load has its last answers before they are counted.
+    // The load gets its last replies before the server counts them.
     crate::support::eventually("the count", || {
         let stats = json_of(&["stats", &served.api(), "--json"]);
         (wrong(&stats, "read") == errors && wrong(&stats, "write") == 0).then_some(())
@@ -349,7 +347,7 @@ fn errors_are_counted() {
     assert!(last.contains(&line), "{last}");
 }
 
-/// The options of several filters are changed by one request: all of them, or none.
+/// A request that changes several filters changes all of them or none.
 #[test]
 fn change_of_filters_that_fails_changes_none() {
     let before = ["delay:read=1ms", "throttle:iops-total=1000000"];
@@ -364,7 +362,7 @@ fn change_of_filters_that_fails_changes_none() {
         options["filters"] = json!([delay, throttle]);
         client.put(&place).json(&options).send::<Value>()
     };
-    // (The group of a throttle filter is fixed.)
+    // The group of a throttle filter cannot be changed.
     let refused = with("delay:read=5ms", "throttle:group=all,iops-total=1000000");
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("group"), "{refused}");

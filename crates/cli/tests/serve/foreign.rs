@@ -1,5 +1,5 @@
-//! A front-end that is none of ours: the `virtio-driver` crate, as user-space
-//! programs use it to reach a disk without a virtual machine.
+//! Checks a front-end of another project: the `virtio-driver` crate, with which user-space programs
+//! use a disk without a virtual machine.
 
 use crate::driver::{Driver, Request, with_disk};
 use crate::support::nbd::python;
@@ -28,7 +28,7 @@ fn read(block: usize) -> Request {
     }
 }
 
-/// Every block is written by one queue, flushed, and read back by the other.
+/// Writes each block on one queue, flushes, and reads the block on the other queue.
 fn write_and_read(disk: &mut Driver<'_>) {
     let writes: Vec<_> = (0..BLOCKS).map(write).collect();
     assert!(disk.all(&writes).iter().all(Result::is_ok));
@@ -40,8 +40,7 @@ fn write_and_read(disk: &mut Driver<'_>) {
     }
 }
 
-/// The first block becomes zeroes; requests past the end are errors and
-/// nothing more.
+/// Writes zeroes to the first block. Requests past the end fail, and have no other effect.
 fn write_zeroes(disk: &mut Driver<'_>) {
     let (size, len) = ((BLOCK * BLOCKS) as u64, BLOCK as u64);
     assert_eq!(disk.size(), size);
@@ -81,7 +80,7 @@ fn a_driver_that_is_not_ours_reads_what_it_wrote() {
     }
 }
 
-/// Nobody waits for it: so it never hears of anything, and the log says why.
+/// A front-end whose call eventfd is full gets no more interrupts. The log says why.
 #[test]
 fn a_call_eventfd_that_is_full_is_told() {
     let mut served = Served::start("null:1M", &[]);

@@ -1,5 +1,5 @@
-//! qcow2 and QED images that are served: QEMU made them and reads them
-//! afterwards, and a driver of others uses them in between.
+//! Checks qcow2 and QED images: QEMU makes them, a driver of another project uses them, and QEMU
+//! reads them afterwards.
 
 use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, differ, exercise};
@@ -54,7 +54,7 @@ fn what_is_written_is_what_qemu_reads() {
         let mut random = Random::new(kind.number);
         let data = as_arg(&dir.join("data.raw"));
         let mut server = served(dir, &kind.serve_writable(&data));
-        // The image is taken into use and given up each time.
+        // Each connection opens the image for use and releases it.
         for _ in 0..2 {
             with_disk(&server.arg("s"), 2, |disk| {
                 assert_eq!(disk.size(), SIZE);
@@ -106,7 +106,8 @@ fn images_made_here_are_served() {
     }
 }
 
-/// `top` is qcow2 on QED in a directory below on qcow2 elsewhere on raw.
+/// Makes the chain `i` (qcow2) on `second` (QED, in a subdirectory) on `third` (qcow2, in the other
+/// directory) on `raw`. Returns the path of `i`.
 fn make_chain(dir: &Path, elsewhere: &Path) -> PathBuf {
     qemu_img(elsewhere, &["create", "-q", "-f", "raw", "raw", "4M"]);
     qemu_io(elsewhere, "raw", "raw", &["write -P 1 0 4M"]);
@@ -156,7 +157,7 @@ fn a_chain_is_served_from_where_it_may_be() {
     let mut server = served(dir.path(), &["--format", "qcow2", "--allow-dir", &allowed]);
     with_disk(&server.arg("s"), 1, |disk| {
         assert_eq!(differ(&disk.contents(), &model), None);
-        // All that it needs is locked, and QEMU respects that.
+        // All images that the disk needs are locked, and QEMU respects the locks.
         for (dir, image) in [
             (elsewhere.path(), "raw"),
             (elsewhere.path(), "third"),
@@ -215,7 +216,7 @@ fn a_part_of_a_raw_image_is_a_disk() {
             "{aio}"
         );
     }
-    // Up to the end.
+    // Without a size, the disk ends with the file.
     let server = served(dir.path(), &["--offset", &start]);
     with_disk(&server.arg("s"), 1, |disk| {
         assert_eq!(disk.size(), SIZE + 4096)
@@ -243,7 +244,7 @@ fn the_daemon_knows_what_it_serves() {
         "the disk has 12 MiB (12582912 bytes)
 "
     );
-    // Nobody uses it, so it is not locked; then somebody does.
+    // QEMU can write to the image, which is not locked while no front-end uses the disk.
     qemu_io(dir.path(), "i", "qcow2", &["write -P 7 0 64k"]);
     with_disk(&server.arg("s"), 1, |disk| {
         assert_eq!(differ(&disk.contents()[..65536], &[7; 65536]), None);
@@ -255,7 +256,7 @@ fn the_daemon_knows_what_it_serves() {
 
 #[test]
 fn damaged_compressed_data_is_an_error_of_its_cluster() {
-    // What QEMU has before the first cluster of a new image.
+    // Offset of the first data cluster in a new image of QEMU.
     const DATA: u64 = 5 << 16;
     for compression in ["zlib", "zstd"] {
         let dir = disk_dir();
@@ -280,7 +281,8 @@ fn damaged_compressed_data_is_an_error_of_its_cluster() {
             assert!(damaged.is_err() && again.is_err(), "{compression}");
             assert!(sound.as_ref().unwrap().iter().all(|b| *b == 6));
             assert!(empty.as_ref().unwrap().iter().all(|b| *b == 0));
-            // It can be written all the same: nothing of the old is needed.
+            // The cluster can be overwritten, because a write of all of it does not need the old
+            // data.
             let data = vec![7; 65536];
             let outcomes = disk.all(&[Request::Write { offset: 0, data }]);
             assert_eq!(outcomes, [Ok(Vec::new())]);
@@ -296,8 +298,8 @@ fn damaged_compressed_data_is_an_error_of_its_cluster() {
     }
 }
 
-/// `qemu-img check`: 0 for a sound image, 2 for errors, 3 for lost space.
-/// The kernel may still keep a killed server's locks for a moment.
+/// Runs `qemu-img check`, and returns its status: 0 for a sound image, 2 for errors, 3 for leaked
+/// clusters. The kernel may hold a killed server's locks for a moment longer.
 fn check_of_killed(dir: &Path, format: &str) -> (i32, String) {
     crate::support::eventually("a check", || {
         let checked = tool(dir, "qemu-img", &["check", "-f", format, "i"]);
@@ -347,12 +349,12 @@ fn a_killed_server_loses_space_at_most() {
             server.child.wait().unwrap();
             bench.kill().unwrap();
             bench.wait().unwrap();
-            // Lazy refcounts are wrong now, and the image says so.
+            // Lazy refcounts are wrong now, and the image is marked as dirty.
             let (status, said) = check_of_killed(dir.path(), format);
             let lazy = options.contains("lazy");
             assert!(status != 2 || lazy, "{format} {options}: {said}");
         }
-        // Its successor goes on with it, and leaves it clean of errors.
+        // The next server continues with the image, and leaves no errors in it.
         let mut server = served(dir.path(), &["--format", format]);
         with_disk(&server.arg("s"), 1, |disk| {
             let data = vec![9; 4096];
@@ -366,7 +368,7 @@ fn a_killed_server_loses_space_at_most() {
     }
 }
 
-/// QEMU was killed before it wrote what refers to its clusters, or with a note that it might have.
+/// A killed QEMU leaves a mark in the image. The refcounts of its qcow2 image are missing as well.
 #[test]
 fn an_image_that_qemu_left_dirty_is_repaired_first() {
     for (format, options, at, bit) in [
@@ -397,7 +399,8 @@ fn an_image_that_qemu_left_dirty_is_repaired_first() {
     }
 }
 
-/// What a server does not record, since it has no name for it here, misses writes and says so. Nothing is lost.
+/// The server does not record bitmaps whose names are invalid for it. They miss writes, so the
+/// server marks them as in use. No bitmap is lost.
 #[test]
 fn enabled_bitmaps_are_in_use_afterwards() {
     let dir = disk_dir();
@@ -424,7 +427,7 @@ fn enabled_bitmaps_are_in_use_afterwards() {
             assert!(disk.all(&[write]).iter().all(Result::is_ok));
         });
         assert_eq!(server.terminate().0, Some(0));
-        // Once: afterwards nobody believes them.
+        // The server warns once: afterwards the bitmaps are marked as in use.
         assert_eq!(server.log().matches("2 enabled bitmaps").count(), told);
         let in_use = serde_json::json!(["in-use", "auto"]);
         let now = flags();
@@ -448,7 +451,8 @@ fn enabled_bitmaps_are_in_use_afterwards() {
     assert_eq!(flags(), serde_json::json!([off]));
 }
 
-/// The disk of a virtual machine that comes from elsewhere goes on at once, and its data follows.
+/// A virtual machine of another hypervisor can run at once. A stream then copies the data of its
+/// disk.
 #[test]
 fn images_of_other_programs_are_read_and_left_behind() {
     for (format, options) in [

@@ -1,4 +1,4 @@
-//! `fathom group`: disks that share limits.
+//! Checks `fathom group`: disks that share limits.
 
 use crate::keep::{add, again, disks, seen, start};
 use crate::support::{Served, refused, short_dir, stdout_of};
@@ -45,13 +45,13 @@ fn a_groups_limits_are_those_of_all_its_disks_and_stay_so() {
     assert_eq!(disks(&served), kept);
     assert!(list(&served).starts_with(now), "{}", list(&served));
 
-    // For now only.
+    // A transient change is lost at restart.
     let changed = set(&served, &["g", "iops-total=", "--transient"]);
     assert_eq!(changed, "g: throttle:bps-read=1M: a, b\n");
     let served = again(served, "TERM", "");
     assert_eq!(disks(&served), kept);
 
-    // What makes no sense changes nothing.
+    // Invalid changes have no effect.
     let api = served.api();
     for (args, words) in [
         (["G", "iops-total=1"], ["throttle group 'G'", "g, other"]),
@@ -63,7 +63,7 @@ fn a_groups_limits_are_those_of_all_its_disks_and_stay_so() {
         refused(1, &args, &words);
     }
     assert_eq!(disks(&served), kept);
-    // It goes with its last disk.
+    // The group disappears with its last disk.
     for disk in ["a", "b"] {
         stdout_of(&["disk", "remove", &api, "--disk", disk]);
     }

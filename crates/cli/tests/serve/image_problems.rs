@@ -1,4 +1,4 @@
-//! What `fathom info` says of images that were not closed, or are damaged.
+//! Checks what `fathom info` shows of images that were not closed or are damaged.
 
 use crate::driver::{Request, with_disk};
 use crate::kinds::qemu_img;
@@ -23,19 +23,20 @@ fn problems(served: &Served) -> Value {
     info(served)["image"]["problems"].clone()
 }
 
-/// The lines about problems that people read.
+/// Returns the lines about problems in the output for people.
 fn problem_lines(served: &Served) -> Vec<String> {
     let shown = stdout_of(&["info", &served.api()]);
     let lines = shown.lines().filter(|line| line.starts_with("problem:"));
     lines.map(str::to_owned).collect()
 }
 
-/// Takes the image into use and gives it up.
+/// Opens the image for use, and releases it.
 fn use_once(served: &Served) {
     served.load(1, &["--rw", "read"]);
 }
 
-/// Kills the server when the image does not refer to discarded clusters any more, and their refcounts are not yet lower.
+/// Kills the server when discarded clusters are no longer referenced but still have their
+/// refcounts.
 fn kill_with_leaks(served: &mut Served) {
     const LEN: usize = 16 * CLUSTER;
     with_disk(&served.arg("s"), 1, |disk| {
@@ -70,7 +71,7 @@ fn image_of_killed_server_may_leak_until_leaks_are_repaired() {
     served.load(100, &["--rw", "randwrite"]);
     assert_eq!(problems(&served), json!([]));
     kill_with_leaks(&mut served);
-    // Closing the image properly gives no leaked clusters back.
+    // The leaks remain when the image is closed properly.
     for _ in 0..2 {
         let mut served = serve(&image, &[]);
         use_once(&served);
@@ -157,7 +158,8 @@ fn damage_is_shown_when_it_is_found_and_until_it_is_repaired() {
     );
     assert_eq!(served.terminate().0, Some(0));
 
-    // Nobody writes to it any more, and whoever reads it is told, before the disk has been used, too.
+    // The server does not write to the image any more. It shows the damage to readers, even before
+    // the disk is used.
     let path = as_arg(&image);
     let (sockets, words) = (short_dir(), ["marked corrupt", "--repair all"]);
     let socket = as_arg(&sockets.path().join("s"));

@@ -1,4 +1,4 @@
-//! Internal snapshots that are taken while the disk is used.
+//! Checks internal snapshots that are taken while the disk is in use.
 
 use crate::driver::with_disk;
 use crate::exercise::{KillRounds, Random, differ, exercise};
@@ -28,7 +28,7 @@ fn names(served: &Served) -> Vec<String> {
     all.iter().map(name).collect()
 }
 
-/// The disk as it was then, as QEMU reads it.
+/// Returns the contents of a snapshot, as QEMU reads them.
 fn kept(dir: &Path, image: &str, name: &str) -> Vec<u8> {
     let flat = as_arg(&dir.join("kept"));
     let which = format!("snapshot.name={name}");
@@ -61,7 +61,7 @@ fn every_kind_of_qcow2_image_keeps_the_disk_as_it_was() {
             continue;
         }
         let mut then = Vec::new();
-        // (With refcounts of two bits there can be three that are the same.)
+        // A refcount of two bits is at most three.
         let rounds = if kind.has("refcount_bits=2") { 1 } else { 3 };
         with_disk(&served.arg("s"), 2, |disk| {
             for n in 0..rounds {
@@ -71,7 +71,7 @@ fn every_kind_of_qcow2_image_keeps_the_disk_as_it_was() {
                 exercise(disk, &mut model, &mut random);
             }
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
-            // While all is changed.
+            // The guest changes the disk while snapshots are deleted and taken.
             thread::scope(|scope| {
                 let taken = scope.spawn(|| {
                     stdout_of(&["snapshot", &served.api(), "--delete", "s0"]);
@@ -96,7 +96,7 @@ fn every_kind_of_qcow2_image_keeps_the_disk_as_it_was() {
             assert_eq!(differ(&kept, then), None, "{kind:?} {n}");
         }
         assert!(kind.snapshot(dir) == before, "its first one has changed");
-        // And back.
+        // Reverts the image to a snapshot.
         if rounds > 1 {
             stdout_of(&["img", "snapshot", "-a", "s1", &image]);
             assert_eq!(differ(&flat(dir, "qcow2", &image), &then[1]), None);
@@ -136,7 +136,7 @@ fn whenever_the_server_is_killed_the_image_is_sound() {
         check_killed(dir, "qcow2", &image);
         assert!(flat(dir, "qcow2", &image) == contents, "round {round}");
         if is_there {
-            // All that was answered by then, and nothing behind that.
+            // The snapshot has all writes that it must have, and nothing behind the last one.
             let kept = kept(dir, &image, "then");
             let found = there(&kept);
             assert!(found >= 20, "{found}");
@@ -156,7 +156,7 @@ fn bitmaps_and_clients_know_of_nothing() {
     let api = served.api();
     let add = ["disk", "add", "--server", &api, "d", &image];
     stdout_of(&[&add[..], &["--format", "qcow2"]].concat());
-    // Nobody uses it.
+    // No client uses the disk.
     take(&served, "first");
     stdout_of(&["bitmap", "add", &api, "b", "--granularity", "64k"]);
     let log = dir.path().join("written");
@@ -170,7 +170,7 @@ fn bitmaps_and_clients_know_of_nothing() {
     eventually("more", || (written(&log) > before + 50).then_some(()));
     drop(load);
     let bitmap = stdout_of(&["bitmap", "list", &api]);
-    // (As many blocks as that many writes of a sector have reached, one after the other.)
+    // The number of blocks that so many writes of one sector, one after the other, have reached.
     let blocks = 1..=written(&log) / 128 + 2;
     let mut told = blocks.map(|n| format!("b: {} KiB changed, ", n * 64));
     assert!(told.any(|told| bitmap.starts_with(&told)), "{bitmap}");
@@ -214,7 +214,7 @@ fn what_cannot_be_kept_is_refused() {
         fails(&["--internal", "b"], &["a mirror is in progress"]);
         assert_eq!(names(&served), ["a"]);
         stdout_of(&["mirror", "stop", &api, "--force"]);
-        // It needs what is below it from now on.
+        // From now on, the snapshot needs the backing image.
         refused(1, &["stream", "start", &api], &["1 internal snapshots"]);
     });
     refused(2, &["snapshot", &api], &["FILE", "--internal"]);
@@ -225,7 +225,8 @@ fn what_cannot_be_kept_is_refused() {
     );
 }
 
-/// A server that was killed may have left something with a front-end that is to be in the image first.
+/// A killed server may have left requests with a front-end. They must reach the image before a
+/// snapshot.
 #[test]
 fn what_a_front_end_may_know_comes_first() {
     let dir = disk_dir();
@@ -235,7 +236,7 @@ fn what_a_front_end_may_know_comes_first() {
     let args = ["snapshot", &served.api(), "--internal", "a"];
     refused(1, &args, &["has not connected yet"]);
     with_disk(&served.arg("s"), 1, |_| take(&served, "a"));
-    // It has been there, and all is in the image.
+    // The front-end has connected before, and all its writes are in the image.
     take(&served, "b");
     take(&served, "c");
     assert_eq!(names(&served), ["a", "b", "c"]);
@@ -249,7 +250,7 @@ fn what_a_front_end_may_know_comes_first() {
     }
 }
 
-/// They need what is below as it is, whoever has taken them.
+/// The snapshot needs the backing image, even if another program has taken it.
 #[test]
 fn snapshots_that_nobody_has_seen_come_are_kept() {
     let dir = disk_dir();
@@ -262,7 +263,7 @@ fn snapshots_that_nobody_has_seen_come_are_kept() {
     let api = served.api();
     let add = ["disk", "add", "--server", &api, "d", &image];
     stdout_of(&[&add[..], &["--format", "qcow2"]].concat());
-    // (Nobody uses it.)
+    // No client uses the disk.
     for taken in [true, false] {
         match taken {
             true => take(&served, "one"),

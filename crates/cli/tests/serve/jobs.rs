@@ -1,4 +1,5 @@
-//! Jobs by their identities: one is changed or ended, and never another one that came after it.
+//! Checks jobs by their identities: a request changes or ends one job, and never a later job of the
+//! same disk.
 
 use crate::driver::with_disk;
 use crate::kinds::{SIZE, qemu_img};
@@ -9,20 +10,20 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
-/// Slow enough that nothing ends before it is to.
+/// A speed in bytes per second at which no job ends too early.
 const SLOW: &str = "64k";
 
 fn client(served: &Served) -> Client {
     Client::connect(Path::new(&served.api())).unwrap()
 }
 
-/// The jobs of a server.
+/// Returns the jobs of a server.
 fn jobs(served: &Served) -> Vec<Value> {
     let all: Value = client(served).get(&["v1", "jobs"]).send().unwrap();
     serde_json::from_value(all["jobs"].clone()).unwrap()
 }
 
-/// The server's only job, and its identity.
+/// Returns the identity of the server's only job, and the job.
 fn job(served: &Served) -> (String, Value) {
     let [job] = <[Value; 1]>::try_from(jobs(served)).unwrap();
     (job["id"].as_str().unwrap().to_owned(), job)
@@ -35,7 +36,7 @@ fn status_of(sent: Result<Value, ClientError>) -> u16 {
     }
 }
 
-/// A server with an overlay of an image that has data everywhere.
+/// Starts a server with an overlay of an image that has data everywhere.
 fn served(dir: &Path) -> Served {
     let (base, image) = (as_arg(&dir.join("base")), as_arg(&dir.join("image")));
     std::fs::write(&base, vec![7; SIZE as usize]).unwrap();
@@ -48,7 +49,7 @@ fn served(dir: &Path) -> Served {
     Served::start(&image, &["--format", "qcow2"])
 }
 
-/// While a guest uses the disk.
+/// Runs `work` while a guest uses the disk.
 fn in_use(work: impl FnOnce(&Path, &Served)) {
     let dir = disk_dir();
     let served = served(dir.path());
@@ -84,7 +85,7 @@ fn hasten_and_end_a_mirror(dir: &Path, served: &Served) {
     }
     let disk = shown["disk"].as_str().unwrap();
     assert!(first.starts_with(&format!("{disk}.mirror.")), "{first}");
-    // It is not ready: by force only.
+    // The mirror is not ready, so that only `--force` ends it.
     refused(1, &["jobs", "end", &first], &["--force"]);
     let client = client(served);
     let place = ["v1", "jobs", &first];
@@ -113,7 +114,7 @@ fn hasten_and_end_a_mirror(dir: &Path, served: &Served) {
     let told = stdout_of(&["jobs", "end", &first]);
     assert!(told.contains("mirror is done"), "{told}");
     assert!(jobs(served).is_empty());
-    // Another one is not meant by the first one's identity.
+    // The identity of the first mirror does not refer to the second one.
     stdout_of(&start);
     let (second, _) = job(served);
     assert_ne!(first, second);
@@ -127,11 +128,11 @@ fn hasten_and_end_a_mirror(dir: &Path, served: &Served) {
     );
     assert_eq!(status_of(client.get(&place).send()), 404);
     refused(1, &["jobs", "end", &first], &["no job", &second]);
-    // (Without its number it is the disk's only mirror.)
+    // Without its number, the identity refers to the disk's only mirror.
     let (short, _) = second.rsplit_once('.').unwrap();
     stdout_of(&["jobs", "end", short, "--force"]);
     assert!(jobs(served).is_empty());
-    // No limit.
+    // A speed of 0 means no limit.
     let api = served.api();
     stdout_of(&[
         "mirror", "start", &api, &target, "-O", "raw", "--speed", "0",
@@ -147,7 +148,7 @@ fn mirror_that_does_not_run_yet_is_listed() {
 }
 
 fn list_a_starting_mirror(dir: &Path, served: &Served) {
-    // Connections are made, and nobody says a word.
+    // Connections succeed, but nobody replies.
     let socket = dir.join("silent");
     let silent = UnixListener::bind(&socket).unwrap();
     let target = format!("nbd+unix:///?socket={}", as_arg(&socket));

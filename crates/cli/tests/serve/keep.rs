@@ -1,4 +1,4 @@
-//! Disks that a server keeps: files that say what is served again.
+//! Checks persistent disks, which a server serves again after a restart, as their files say.
 
 use crate::support::{Served, as_arg, eventually, fathom, refused, short_dir, stdout_of};
 use serde_json::Value;
@@ -8,12 +8,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// A server that keeps its disks in `disks` in this directory; `more` is in its configuration.
+/// Starts a server with the directory `disks` for persistent disks. `more` is in its configuration.
 pub fn start(dir: TempDir, more: &str) -> Served {
     start_by(fathom(), dir, more)
 }
 
-/// Likewise, by a command that ends in a `fathom`.
+/// Starts such a server by a command to which the arguments of `fathom` can be appended.
 pub fn start_by(mut command: Command, dir: TempDir, more: &str) -> Served {
     let path = |name: &str| as_arg(&dir.path().join(name));
     configure(dir.path(), more);
@@ -33,7 +33,7 @@ fn configure(dir: &Path, more: &str) {
     fs::write(path("conf"), text).unwrap();
 }
 
-/// Stop it as `signal` says, and start it again.
+/// Stops the server with a signal, and starts it again.
 pub fn again(mut served: Served, signal: &str, more: &str) -> Served {
     served.signal(signal);
     let _ = served.end();
@@ -52,7 +52,7 @@ fn disk(served: &Served, args: &[&str]) -> String {
     stdout_of(&[&["disk", first, &*served.api(), "--disk"], rest].concat())
 }
 
-/// The disks, each with whether it is kept and its filters.
+/// Returns the disks: for each, its name, whether a restart keeps it, and its filters.
 pub fn disks(served: &Served) -> Vec<(String, bool, String)> {
     let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
     let all: Value = client.get(&["v1", "disks"]).send().unwrap();
@@ -101,12 +101,12 @@ fn what_is_changed_is_so_again() {
         seen("back", true, ""),
         seen("listed", true, ""),
     ];
-    // However it ended.
+    // After a normal end of the server, and after a kill.
     let served = again(served, "TERM", listed);
     assert_eq!(disks(&served), then);
     let served = again(served, "KILL", listed);
     assert_eq!(disks(&served), then);
-    // They are there when the server says so, for clients, too.
+    // Clients can use the disks as soon as the server is ready.
     let uri = format!("nbd+unix:///a?socket={}", served.arg("n"));
     stdout_of(&["bench", "--nbd", &uri, "--number-ios", "10"]);
     let size = |name: &str| {
@@ -115,13 +115,13 @@ fn what_is_changed_is_so_again() {
         info["size"].as_u64()
     };
     assert_eq!([size("a"), size("b")], [Some(1 << 20), Some(3 << 20)]);
-    // Who looks at the files finds what the configuration would have.
+    // A file has the same options as the configuration would have.
     let text = fs::read_to_string(served.path("disks/b.toml")).unwrap();
     assert!(
         text.contains("filters = [\"delay\", \"delay:read=2us\"]"),
         "{text}"
     );
-    // A temporary one is kept when that is asked for.
+    // A transient disk becomes persistent if a request says so.
     add(&served, "now", &["--transient"]);
     let put = |query: &str| {
         let output = Command::new("curl")
@@ -156,12 +156,12 @@ fn what_cannot_be_served_again_keeps_nothing_else_from_it() {
         "{log}"
     );
     assert!(log.contains("bad.toml:1: "), "{log}");
-    // It is tried again when the configuration is read again.
+    // A reload tries to serve the disk again.
     fs::rename(served.path("elsewhere"), &image).unwrap();
     served.signal("HUP");
     served.wait_for("serving /");
     assert_eq!(disks(&served).len(), 2);
-    // One server has the directory.
+    // Only one server can use the directory.
     let second = short_dir();
     configure(second.path(), "");
     let conf = fs::read_to_string(second.path().join("conf")).unwrap();
@@ -206,7 +206,7 @@ fn what_has_changed_in_the_files_is_changed_on_demand() {
     ];
     eventually("the changes", || (disks(&served) == wanted).then_some(()));
     assert_eq!(serving(&served), before + 2, "b and now were let alone");
-    // What cannot be done is told, and changes nothing.
+    // A change that is not possible is reported, and changes no disk.
     configure(served.dir.path(), "[[disk]\n");
     served.signal("HUP");
     served.wait_for("no disk was changed");
@@ -216,7 +216,7 @@ fn what_has_changed_in_the_files_is_changed_on_demand() {
     reload(&mut served);
     served.wait_for("disk 'b': already served with other options (queues)");
     assert_eq!(disks(&served), wanted);
-    // One that is used stays until it is not.
+    // The server removes a disk in use only when it is no longer in use.
     let uri = format!("nbd+unix:///c?socket={}", served.arg("n"));
     let load = ["bench", "--nbd", &uri, "--runtime", "10m"];
     let mut bench = fathom();
@@ -301,17 +301,17 @@ fn a_full_disk_loses_nothing() {
         "read=9ms",
     ];
     refused(1, &set, &["until the server restarts", "no space left"]);
-    // The same once more is not taken for done.
+    // The same change again is not mistaken for one that was written.
     refused(1, &set, &["until the server restarts", "no space left"]);
     assert_eq!(disks(&served), [seen("a", true, "delay:read=9ms")]);
     assert_eq!(fs::read(served.path("disks/a.toml")).unwrap(), before);
-    // What is given up needs no room.
+    // The disk that was refused can be added once there is space again.
     fs::remove_file(served.path("disks/filler")).unwrap();
     add(&served, "b", &[]);
     let mut served = again(served, "KILL", "");
     let kept = [seen("a", true, "delay:read=1ms"), seen("b", true, "")];
     assert_eq!(disks(&served), kept);
-    // A change that has failed to be written is written when it is repeated.
+    // A change that could not be written is written when it is repeated.
     fs::write(served.path("disks/filler"), vec![1; 1 << 20]).unwrap_err();
     let set = [
         "disk",
@@ -332,8 +332,8 @@ fn a_full_disk_loses_nothing() {
     mount(&["umount", "--lazy", &as_arg(&dir)]);
 }
 
-/// A server that is killed at any instant keeps what it has answered, and of what it has not either
-/// all or nothing.
+/// A server that is killed at any time keeps the changes that it has acknowledged. Of the change in
+/// flight it keeps all or nothing.
 #[test]
 fn a_crash_leaves_each_disk_as_it_was_or_as_it_was_to_be() {
     let mut served = start(short_dir(), "");
@@ -345,7 +345,7 @@ fn a_crash_leaves_each_disk_as_it_was_or_as_it_was_to_be() {
             std::thread::sleep(std::time::Duration::from_micros(1500 * (round % 20)));
             send_to("KILL", pid);
         });
-        // As fast as it goes, until nobody answers.
+        // Sends changes as fast as possible, until the server is killed.
         let client = fathom_client::Client::connect(Path::new(&api)).unwrap();
         loop {
             asked += 1;
@@ -383,7 +383,8 @@ fn send_to(signal: &str, pid: u32) {
     assert!(status.unwrap().success());
 }
 
-/// A guest may write to its raw disk what looks like an image: a LUKS header, if it encrypts the whole disk.
+/// A guest may write data to its raw disk that looks like an image. For example, it writes a LUKS
+/// header if it encrypts the whole disk.
 #[test]
 fn a_raw_disk_stays_raw_whatever_its_guest_writes_to_it() {
     let served = start(short_dir(), "");
@@ -405,7 +406,7 @@ fn a_raw_disk_stays_raw_whatever_its_guest_writes_to_it() {
         assert!(copied.unwrap().success());
         served = again(served, signal, "");
         assert_eq!(disks(&served), [seen("raw", true, "")]);
-        // It is the same disk whether a request names the format or not.
+        // A request describes the same disk whether it names the format or not.
         for format in ["", r#", "format": "raw""#] {
             let output = Command::new("curl")
                 .args(["--silent", "--show-error", "--fail-with-body"])

@@ -1,4 +1,4 @@
-//! What is told of disks interval by interval: by the API, by TCP, and by `fathom top`.
+//! Checks `/v1/live`, which sends the numbers of each interval, by the API's socket and by TCP.
 
 use crate::support::{Kept, Served, eventually, stdout_of};
 use fathom_testing::Deadline;
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A listener, by curl.
+/// A client of `/v1/live`: curl.
 pub struct Listener {
     curl: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -32,7 +32,7 @@ impl Listener {
         Listener::start(&["--unix-socket", &served.api(), &url])
     }
 
-    /// None: it was told everything.
+    /// Returns the next sample, or `None` if the server has ended the reply.
     fn next(&mut self) -> Option<Value> {
         let mut line = String::new();
         match self.lines.read_line(&mut line).unwrap() {
@@ -63,7 +63,7 @@ pub fn uri(served: &Served, disk: &str) -> String {
     format!("nbd+unix:///{disk}?socket={}", served.arg("n"))
 }
 
-/// A client that has these commands carried out, and then stays.
+/// Starts a client that runs these commands.
 fn qemu_io(served: &Served, disk: &str, commands: &[String]) -> Kept {
     let mut client = Command::new("qemu-io");
     client.args(["-f", "raw", &uri(served, disk)]);
@@ -71,7 +71,7 @@ fn qemu_io(served: &Served, disk: &str, commands: &[String]) -> Kept {
     Kept::spawn(&mut client)
 }
 
-/// The answer's status, and its body.
+/// Returns the status of the reply, and its body.
 fn get(served: &Served, place: &str) -> (String, String) {
     let output = Command::new("curl")
         .args(["-s", "--max-time", "30", "-w", "\n%{http_code}"])
@@ -84,12 +84,12 @@ fn get(served: &Served, place: &str) -> (String, String) {
     (status.to_owned(), body.to_owned())
 }
 
-/// A slow disk, one that fails, and one that nobody uses.
+/// A slow disk, a disk whose writes fail, and a disk that nobody uses.
 pub const THREE: &str = "[[disk]]\nname = 'slow'\nimage = 'memory:16M'\nnbd = true\nfilters = ['delay:read=30ms']\n\
     [[disk]]\nname = 'bad'\nimage = 'memory:1M'\nnbd = true\nfilters = ['fault:error=EIO,op=write']\n\
     [[disk]]\nname = 'idle'\nimage = 'memory:1M'\nnbd = true\n";
 
-/// They, and where they are seen by TCP.
+/// Starts a server with these disks. Returns the server and its TCP address.
 pub fn server(of_api: &str) -> (Served, String) {
     let mut served = Served::waiting(&format!(", http = '127.0.0.1:0'{of_api}"), THREE);
     served.wait_for("metrics are at");
@@ -112,7 +112,7 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
     let _writes = qemu_io(&served, "bad", &["write 0 4k".into(), "write 4k 4k".into()]);
     let (mut requests, mut bytes, mut errors, mut hints) = (0, 0, 0, Vec::new());
     let deadline = Deadline::new("all requests");
-    // (qemu-io reads a little by itself.)
+    // (qemu-io also reads a little on its own.)
     while requests < 60 || errors < 2 {
         deadline.check_with(|| format!("{requests} requests, {errors} errors"));
         let sample = all.next().unwrap();
@@ -122,7 +122,7 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
         requests += slow["all"]["requests"].as_u64().unwrap();
         bytes += slow["all"]["bytes"].as_u64().unwrap();
         errors += disk(&sample, "bad")["all"]["errors"].as_u64().unwrap();
-        // (When it goes, it flushes, which nothing delays.)
+        // (When qemu-io ends, it flushes, which nothing delays.)
         let mut operations = slow["operations"].as_array().unwrap().iter();
         let Some(read) = operations.find(|op| op["op"] == "read" && number(&op["requests"]) >= 5.0)
         else {
@@ -131,7 +131,7 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
         let rate = number(&read["iops"]) * number(&slow["seconds"]);
         assert!((rate - number(&read["requests"])).abs() < 0.01, "{slow}");
         let half = number(&read["p50_us"]);
-        // (A bin of the histogram is that wide. On a busy machine all takes longer.)
+        // 30 ms, less the width of a bin of the histogram. On a busy machine, reads take longer.
         assert!(half >= 29e3, "{slow}");
         assert!(
             read["p99_us"].is_null() && number(&read["max_us"]) >= half,
@@ -162,7 +162,7 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
         2 * hints.iter().filter(held).count() > hints.len(),
         "{hints:?}"
     );
-    // What they add up to is what is counted in all.
+    // All intervals together have the numbers of the statistics.
     let stats = stdout_of(&["stats", &served.api(), "--disk", "slow", "--json"]);
     let stats: Value = serde_json::from_str(&stats).unwrap();
     let operations = stats["operations"].as_array().unwrap();
@@ -179,10 +179,10 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
         (requests, bytes),
         (counts, total(|op| op["bytes"].as_u64().unwrap()))
     );
-    // The same is told by TCP.
+    // A TCP client gets the same samples.
     let sample = by_tcp.next().unwrap();
     assert_eq!(sample["disks"].as_array().unwrap().len(), 3);
-    // Only one disk, by the same sampler.
+    // A client may ask for one disk only. Its samples are from the same sampler.
     let mut one = Listener::of(&served, "&disk=bad");
     let sample = one.next().unwrap();
     assert_eq!(sample["disks"].as_array().unwrap().len(), 1);
@@ -225,7 +225,7 @@ fn guests_queues_and_workers_are_told() {
     );
 }
 
-/// Connects, asks for intervals, and takes in nothing of them.
+/// Requests samples, and reads only the start of the reply.
 fn ask_and_never_read(stream: &mut (impl Write + Read)) {
     let request = "GET /v1/live?interval=0.5s HTTP/1.1\r\nHost: a\r\n\r\n";
     stream.write_all(request.as_bytes()).unwrap();
@@ -243,7 +243,7 @@ fn who_does_not_read_costs_nobody_anything_and_there_are_few_of_them() {
     silent.iter_mut().for_each(ask_and_never_read);
     let mut by_tcp = TcpStream::connect(&address).unwrap();
     ask_and_never_read(&mut by_tcp);
-    // One more has its intervals as if they were not there.
+    // One more client gets its samples as if the others did not exist.
     let mut reads = Listener::of(&served, "");
     let start = Instant::now();
     let numbers: Vec<_> = (0..6)
@@ -252,14 +252,14 @@ fn who_does_not_read_costs_nobody_anything_and_there_are_few_of_them() {
     let steps: Vec<_> = numbers.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(steps, [1; 5]);
     assert!(start.elapsed() < Duration::from_secs(20));
-    // There are as many as there may be; the rest of the API works.
+    // No more clients of this kind are accepted. The rest of the API works.
     let (status, text) = get(&served, "/v1/live");
     assert!(
         status == "503" && text.contains("16 other clients read live numbers"),
         "{text}"
     );
     assert_eq!(get(&served, "/v1/disks").0, "200");
-    // When they are gone, there is room.
+    // Another client is accepted when these clients have gone.
     drop(silent);
     eventually("there is room", || {
         let mut one = Listener::of(&served, "");
@@ -325,7 +325,7 @@ fn after_an_upgrade_listeners_come_again_and_nothing_is_counted_twice() {
     let server_of = |sample: &Value| sample["pid"].as_u64().unwrap();
     let old = server_of(&before.next().unwrap());
     served.upgrade();
-    // What is told ends.
+    // The reply of the old server ends.
     let deadline = Deadline::new("the end of the old server's intervals");
     while before.next().is_some() {
         deadline.check();
@@ -335,7 +335,7 @@ fn after_an_upgrade_listeners_come_again_and_nothing_is_counted_twice() {
     for sample in &samples {
         assert_ne!(server_of(sample), old);
         let slow = disk(sample, "slow");
-        // It goes on at its pace: one in 30 ms, and not all that was done before.
+        // The rate is still one read in 30 ms. It does not include the requests before the upgrade.
         assert!(number(&slow["all"]["iops"]) < 60.0, "{slow}");
         assert_eq!(slow["restarted"], false);
     }

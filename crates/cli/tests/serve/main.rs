@@ -1,4 +1,4 @@
-//! `fathom serve`, and the commands that speak to it, as users run them.
+//! Tests `fathom serve` and the commands that use its API, as users run them.
 
 mod alarms;
 mod api;

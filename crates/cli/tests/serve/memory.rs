@@ -1,10 +1,10 @@
-//! The memory that `fathom serve` takes: what of the guest's it pins, and how
-//! much metadata it keeps.
+//! Checks the memory that `fathom serve` takes: guest memory that it pins, and metadata that it
+//! caches.
 
 use crate::support::{Served, as_arg, disk_dir, eventually, fathom};
 use std::process::Stdio;
 
-/// A number of /proc/PID/status, in KiB.
+/// Returns a value of /proc/PID/status in KiB.
 fn status(served: &Served, name: &str) -> u64 {
     let path = format!("/proc/{}/status", served.child.id());
     let status = std::fs::read_to_string(path).expect("its status");
@@ -13,13 +13,13 @@ fn status(served: &Served, name: &str) -> u64 {
     kib.and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
-/// KiB that the process has pinned.
+/// Returns the memory that the process has pinned, in KiB.
 fn pinned(served: &Served) -> u64 {
     status(served, "VmPin:")
 }
 
-/// Large requests have several segments, small ones have one; all of them are
-/// checked. The memory is given back when the front-end goes.
+/// Large requests have several segments, small ones have one; all of them are verified. The memory
+/// is unpinned when the front-end disconnects.
 #[test]
 fn memory_is_pinned_for_its_front_end_and_requests_reach_the_right_bytes() {
     let dir = disk_dir();
@@ -35,7 +35,7 @@ fn memory_is_pinned_for_its_front_end_and_requests_reach_the_right_bytes() {
             let load = ["--rw", "randrw", "--bs", bs, "--iodepth", "32"];
             let load = [&load[..], &["--queues", "2", "--verify"]].concat();
             served.load(requests, &load);
-            // Another one stays for as long as it takes to see what it has pinned.
+            // This front-end stays connected until the test has seen the pinned memory.
             let mut front_end = fathom()
                 .args(["bench", "--vhost-user", &served.arg("s")])
                 .args(["--runtime", "10m"])
@@ -61,12 +61,12 @@ fn an_engine_that_cannot_register_memory_says_so_and_serves() {
     assert_eq!(served.terminate().0, Some(0));
 }
 
-/// KiB that the process has taken at most.
+/// Returns the largest resident memory of the process so far, in KiB.
 fn peak(served: &Served) -> u64 {
     status(served, "VmHWM:")
 }
 
-/// Random reads all over a disk of 1 TiB, whose L2 tables take 128 MiB.
+/// Reads all over a disk of 1 TiB, whose L2 tables take 128 MiB.
 #[test]
 fn the_metadata_cache_bounds_what_a_large_image_takes() {
     let dir = disk_dir();

@@ -1,4 +1,4 @@
-//! Errors say what failed, name the object as users know it, and say what to do.
+//! Checks that errors say what failed, name the object as users know it, and say what to do.
 
 use crate::support::{Served, as_arg, fathom, refused, short_dir};
 use std::fs;
@@ -43,7 +43,7 @@ fn missing_image_is_reported_with_what_to_do() {
         path("c")
     );
     fs::write(path("disks.toml"), config).unwrap();
-    // A server with a configuration starts, and tries again.
+    // A server with a configuration starts, and tries again to open the disk.
     let config = path("disks.toml");
     let mut command = fathom();
     command.args(["serve", "--config", &config]);

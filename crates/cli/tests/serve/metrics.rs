@@ -1,4 +1,4 @@
-//! What Prometheus is told, by Prometheus.
+//! Checks the metrics, with curl and with Prometheus.
 
 use crate::support::prometheus::{Prometheus, curl, program};
 use crate::support::{Kept, Served, disk_dir, eventually, short_dir, stdout_of};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
 
-/// A line of a page.
+/// A line of a page of metrics.
 #[derive(Clone, Debug, PartialEq)]
 struct Sample {
     name: String,
@@ -17,10 +17,10 @@ struct Sample {
     value: f64,
 }
 
-/// The header by which a client asks for OpenMetrics.
+/// The HTTP header by which a client requests OpenMetrics.
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text";
 
-/// A page that was told.
+/// A page of metrics.
 #[derive(Debug)]
 struct Page(Vec<Sample>);
 
@@ -28,12 +28,12 @@ impl Page {
     fn parse(text: &str) -> Page {
         assert!(text.ends_with("# EOF\n"), "{text}");
         let lines = text.lines().filter(|line| !line.starts_with('#'));
-        // Without exemplars.
+        // Removes exemplars.
         let lines = lines.map(|line| line.split(" # ").next().unwrap_or(line));
         Page(lines.map(sample).collect())
     }
 
-    /// By the API's socket.
+    /// Gets the page from the API's socket.
     fn of(served: &Served) -> Page {
         Page::parse(&curl(&[
             "--unix-socket",
@@ -44,7 +44,7 @@ impl Page {
         ]))
     }
 
-    /// The one sample of this name that has these labels.
+    /// Returns the value of the only sample with this name and these labels.
     fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let found: Vec<_> = { self.0.iter() }
             .filter(|one| {
@@ -78,12 +78,13 @@ pub fn qemu_io(uri: &str, commands: &[&str]) {
     let mut qemu_io = Command::new("qemu-io");
     qemu_io.args(["-f", "raw", "-d", "unmap", uri]);
     qemu_io.args(commands.iter().flat_map(|command| ["-c", command]));
-    // It says by its status that one has failed, and some are to.
+    // Ignores the status, because some of the commands are meant to fail.
     qemu_io.stdout(Stdio::null()).stderr(Stdio::null());
     qemu_io.status().expect("qemu-io is installed");
 }
 
-/// Some disks, with NBD and metrics by TCP, and the address of these.
+/// Starts a server with NBD, and with metrics by TCP. `more` defines its disks. Returns the server
+/// and the address of the metrics.
 pub fn server(more: &str) -> (Served, String) {
     let mut served = Served::waiting(", http = '127.0.0.1:0'", more);
     served.wait_for("metrics are at");
@@ -136,7 +137,7 @@ fn what_was_done_is_what_is_told() {
     );
     let failed = [("disk", "b"), ("op", "write"), ("error", "EIO")];
     assert_eq!(of("fathom_request_errors_total", &failed), 1.0);
-    // (qemu-io reads a little by itself.)
+    // (qemu-io also reads a little on its own.)
     let reads = of("fathom_requests_total", &[("disk", "c"), ("op", "read")]);
     assert!(reads >= 2.0);
     let total = of(
@@ -158,7 +159,7 @@ fn what_was_done_is_what_is_told() {
     assert_eq!(of("fathom_requests_in_flight", &[("disk", "a")]), 0.0);
     assert!(of("fathom_worker_cpu_seconds_total", &[("disk", "a")]) > 0.0);
     assert!(of("fathom_process_memory_bytes", &[]) > 1e6);
-    // The same by TCP, and nothing else is to be had there.
+    // A TCP client gets the same metrics, and nothing else.
     let url = format!("http://{address}/metrics");
     let by_tcp = Page::parse(&curl(&["-H", OPEN_METRICS, &url]));
     let names = |page: &Page| -> Vec<_> { page.0.iter().map(|one| one.name.clone()).collect() };
@@ -198,7 +199,7 @@ fn what_an_image_takes_and_gives_back_is_told() {
     assert_eq!(value("clusters_allocated"), 0.0);
     let do_it = |what: &[&str]| qemu_io(&uri(&served, "a"), what);
     do_it(&["write 0 1M", "flush"]);
-    // 16 of data, and what their entries are in.
+    // 16 clusters of data, and the clusters of the tables that name them.
     let allocated = value("clusters_allocated");
     assert!((17.0..=20.0).contains(&allocated), "{allocated}");
     do_it(&["write 0 1M", "read 0 1M"]);
@@ -206,7 +207,7 @@ fn what_an_image_takes_and_gives_back_is_told() {
     assert_eq!(value("clusters_freed"), 0.0);
     do_it(&["discard 0 512k", "flush"]);
     assert_eq!(value("clusters_freed"), 8.0);
-    // Each client has the image taken into use anew, with nothing of it in memory.
+    // The image is opened for use by each client, with an empty cache.
     let reads = value("table_reads");
     do_it(&["read 0 4k", "read 4k 4k"]);
     assert_eq!(value("table_reads"), reads + 1.0);
@@ -244,7 +245,7 @@ fn a_guests_queues_are_told() {
         (&*guest.labels["pid"], &*guest.labels["vmm"]),
         (&*pid, "fathom")
     );
-    // Batches are of requests that were taken together, and these are all.
+    // A batch contains the requests that a worker takes at once: here, at most the four in flight.
     for worker in ["0", "1"] {
         let batches = page.value("fathom_worker_batch_requests_count", &[("worker", worker)]);
         assert!(batches > 0.0);
@@ -256,7 +257,8 @@ fn a_guests_queues_are_told() {
     }
 }
 
-/// A bucket that loses something looks like a server that has started anew, with all it has.
+/// Checks that no counter decreases at an upgrade. Otherwise, Prometheus would assume a restart,
+/// and count everything again.
 fn only_grows(served: &Served) {
     let before = Page::of(served);
     for _ in 0..2 {
@@ -286,7 +288,7 @@ fn what_was_counted_only_grows_whoever_goes_on() {
         qemu_io(&uri(&served, disk), &["read 0 4k", "write 0 4k"]);
     }
     only_grows(&served);
-    // The address went along.
+    // The successor has the same address.
     let url = format!("http://{address}/metrics");
     Page::parse(&curl(&["-H", OPEN_METRICS, &url]));
 }
@@ -326,7 +328,7 @@ fn slow_requests_are_kept_and_buckets_say_which() {
         let all: Vec<SlowRequest> = serde_json::from_str(&stdout_of(&args)).unwrap();
         all
     };
-    // What holds requests back is in the stage that is to blame.
+    // The delay of a filter is in the stage `queue`.
     let of_c = slow("c", &[]);
     let held = { of_c.iter() }.find(|one| one.offset == 8192).unwrap();
     assert_eq!(
@@ -347,11 +349,11 @@ fn slow_requests_are_kept_and_buckets_say_which() {
         table.contains("write 4096 at 4096, queue 1: input/output error"),
         "{table}"
     );
-    // Another process goes on with them.
+    // The successor has the same slow requests.
     served.upgrade();
     let ids = |all: &[SlowRequest]| -> Vec<_> { all.iter().map(|one| one.id.clone()).collect() };
     assert_eq!(ids(&slow("c", &[])), ids(&of_c));
-    // The bucket of the slowest says which that is, in either form.
+    // The bucket of the slowest request names this request, in classic and in native histograms.
     for (series, features) in [
         ("fathom_request_duration_seconds_bucket", "exemplar-storage"),
         (
@@ -401,7 +403,7 @@ fn prometheus_takes_it_in() {
     let quantile = |of: &str| format!("histogram_quantile(0.5, {of}{of_reads})");
     let half = classic.query(&quantile("fathom_request_duration_seconds_bucket"))[0];
     assert!((0.02..=0.05).contains(&half), "{half}");
-    // By protobuf, with native histograms: these say it more exactly.
+    // With protobuf, Prometheus gets native histograms, which are more exact.
     let dir = short_dir();
     let native = Prometheus::start(
         dir.path(),
@@ -420,8 +422,8 @@ fn prometheus_takes_it_in() {
         (0.029..0.045).contains(&half) && mean > 0.03,
         "{half} {mean}"
     );
-    // It has nothing to find fault with in how metrics are named, nor in the form that a client gets that
-    // asks for none.
+    // promtool accepts the names of the metrics, and the format for clients that do not ask for
+    // one.
     let url = format!("http://{address}/metrics");
     let head = curl(&["-D", "/dev/stdout", "-o", "/dev/null", &url]);
     let kind = "content-type: text/plain; version=0.0.4";
@@ -447,7 +449,7 @@ fn how_long_a_limit_has_held_requests_back_is_told() {
         "fathom_filter_held_seconds_total",
         &[("filter", "throttle")],
     );
-    // All but the first wait, one after the other, for a fiftieth of a second each.
+    // All but the first requests wait 1/50 s each, one after the other.
     let took = page.value("fathom_request_duration_seconds_sum", &[("op", "read")]);
     assert!(held > 1.5 && held <= took, "{held} of {took}");
 }

@@ -1,4 +1,5 @@
-//! Images in the middle of chains that are brought into ones below while the disks are used.
+//! Checks `fathom commit --top`, which merges images in the middle of a chain into lower ones while
+//! the disk is in use.
 
 use crate::driver::with_disk;
 use crate::exercise::{KillRounds, Random, differ, exercise};
@@ -27,7 +28,7 @@ fn stop(served: &Served) -> String {
     stdout_of(&["stream", "stop", &served.api()])
 }
 
-/// What is done with all disks.
+/// Returns the jobs of all disks.
 fn jobs(served: &Served) -> Value {
     let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
     let all: Value = client.get(&["v1", "jobs"]).send().unwrap();
@@ -35,7 +36,7 @@ fn jobs(served: &Served) -> Value {
     all["jobs"].clone()
 }
 
-/// Begins one that is stopped before its end.
+/// Starts a commit that is stopped before its end.
 fn stopped(served: &Served, top: &str, base: &str) {
     let api = served.api();
     thread::scope(|scope| {
@@ -75,11 +76,12 @@ fn layers_go_into_every_kind_of_image_and_the_disk_keeps_its_own() {
                 then = model.clone();
                 snapshot(&served, &layer(n), &["--transient"]);
             }
-            // One into another, the one right below the disk's own into that, and all that there are.
+            // Commits a middle image, then the backing image of the disk's own image, then all that
+            // are left.
             for (top, base) in [(3, layer(2)), (4, layer(2)), (2, image.clone())] {
                 let top = layer(top);
                 if base == image {
-                    // Not after all, which changes nothing for those who go by the chain.
+                    // A commit that is stopped leaves the disk and its chain as they were.
                     stopped(&served, &top, &base);
                     exercise(disk, &mut model, &mut random);
                     assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
@@ -95,7 +97,7 @@ fn layers_go_into_every_kind_of_image_and_the_disk_keeps_its_own() {
                 });
                 assert_eq!(differ(&disk.contents(), &model), None, "{kind:?} {top}");
             }
-            // Only what is used is there.
+            // The chain does not need the other images any more.
             assert_eq!(below(dir, &layer(5)), "i");
             (1..5).for_each(|n| fs::remove_file(layer(n)).unwrap());
             exercise(disk, &mut model, &mut random);
@@ -106,13 +108,13 @@ fn layers_go_into_every_kind_of_image_and_the_disk_keeps_its_own() {
         kind.is_clean(dir);
         check(dir, "qcow2", &layer(5));
         assert_eq!(differ(&flat(dir, "qcow2", &layer(5)), &model), None);
-        // What was changed since is not in it.
+        // The lowest image does not have what was written after the last snapshot.
         assert_eq!(differ(&flat(dir, kind.format, &image), &then), None);
         assert!(kind.snapshot(dir) == before, "its snapshot has changed");
     }
 }
 
-/// Images on a raw one that has something everywhere, with what hides that in every way.
+/// The lowest image is raw and has data everywhere. The images above hide this data in every way.
 #[test]
 fn what_the_middle_hides_is_gone_from_below() {
     for format in ["qcow2", "qed"] {
@@ -127,7 +129,7 @@ fn what_the_middle_hides_is_gone_from_below() {
         };
         on("ground", "raw", "low", "12M");
         qemu_io(dir, "low", format, &["write -P 0x21 1M 3M"]);
-        // Behind its end there are zeroes.
+        // Behind the end of a shorter image, the image above it reads zeroes.
         on("low", format, "short", "8M");
         let some = ["write -P 0x31 2M 100k", "write -z 3M 1M"];
         qemu_io(dir, "short", format, &some);
@@ -189,7 +191,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         let contents = after_a_kill(&served, &log, 251);
         let is_done = below(dir, &own) == *name("b");
         rounds.note(is_done);
-        // Beginning again is all it takes.
+        // The same command completes the commit after the kill.
         if !is_done {
             commit(&served, &middle, &base, &["--disk", "d"]);
         }
@@ -243,14 +245,14 @@ fn what_cannot_be_committed_is_refused() {
             &[&args[..], &["--until-ready"]].concat(),
             &["--until-ready"],
         );
-        // Another disk has those below it.
+        // Another disk uses the same backing images.
         let mut other = Served::start(&path("other"), &qcow2);
         with_disk(&other.arg("s"), 1, |_| {
             fails("middle", "low", &["in use by"]);
         });
         assert_eq!(other.terminate().0, Some(0), "{}", other.log());
         assert!(disk.contents().iter().all(|byte| *byte == 0));
-        // What an image calls raw looks like something else.
+        // The content of the lowest image, which is declared raw, looks like another format.
         let header = fs::read(path("other")).unwrap();
         let ground = File::options().write(true).open(path("ground"));
         ground.unwrap().write_all(&header[..512]).unwrap();
@@ -282,7 +284,7 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
     create(&["qcow2", &base, "64M"]);
     create(&["qcow2", "-b", &base, "-F", "qcow2", &middle]);
     create(&["qcow2", "-b", &middle, "-F", "qcow2", &image]);
-    // Two layers of 24 MiB do not fit into one file.
+    // Two layers of 24 MiB do not fit into a file of at most 32 MiB.
     qemu_io(dir.path(), &base, "qcow2", &["write -P 1 0 24M"]);
     qemu_io(dir.path(), &middle, "qcow2", &["write -P 2 32M 24M"]);
     let mut small = Command::new("prlimit");
@@ -299,7 +301,7 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
     assert_eq!(below(dir.path(), &image), *middle);
 }
 
-/// QEMU takes what is before a colon for a protocol, but in a path.
+/// QEMU takes the text before a colon for a protocol, unless it is a part of a path.
 #[test]
 fn images_have_names_that_lead_back_to_them() {
     let dir = disk_dir();

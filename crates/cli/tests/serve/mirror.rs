@@ -1,4 +1,4 @@
-//! Disks that are copied to others while they are used, and go on there.
+//! Checks mirrors: a disk in use is copied to another image, and continues on the copy.
 
 use crate::driver::{Request, with_disk};
 use crate::exercise::{KillRounds, Random, differ, exercise};
@@ -30,7 +30,7 @@ pub fn mirror(served: &Served) -> Value {
     serde_json::from_str(&shown).unwrap()
 }
 
-/// Until it is in that phase.
+/// Waits until the mirror is in this phase.
 pub fn await_phase(served: &Served, phase: &str) -> Value {
     eventually(phase, || {
         let now = mirror(served);
@@ -38,7 +38,7 @@ pub fn await_phase(served: &Served, phase: &str) -> Value {
     })
 }
 
-/// As QEMU reads it.
+/// Returns the contents of an image, as QEMU reads them.
 pub fn flat(dir: &Path, format: &str, image: &str) -> Vec<u8> {
     let flat = as_arg(&dir.join("flat"));
     qemu_img(
@@ -54,7 +54,7 @@ pub fn check(dir: &Path, format: &str, image: &str) {
     }
 }
 
-/// After its server was killed: clusters may be lost that no entry has come to name.
+/// Checks an image whose server was killed. It may have leaked clusters, but no errors.
 pub fn check_killed(dir: &Path, format: &str, image: &str) {
     if format != "raw" {
         let output = tool(dir, "qemu-img", &["check", "-f", format, image]);
@@ -101,7 +101,7 @@ fn every_kind_of_image_becomes_another_while_it_is_used() {
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
             exercise(disk, &mut model, &mut random);
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
-            // Nobody has the old one any more.
+            // Nothing writes to the old image any more.
             assert!(then == kind.contents(dir, None));
         });
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
@@ -115,13 +115,14 @@ fn every_kind_of_image_becomes_another_while_it_is_used() {
     }
 }
 
-/// A disk in a file that the server keeps, for NBD clients.
+/// Adds a persistent disk on a file, for NBD clients.
 pub fn kept_disk(served: &Served, image: &str) {
     let add = ["disk", "add", "--server", &served.api(), "d", image];
     stdout_of(&add);
 }
 
-/// Blocks that are written one after the other, and how many of them have been: `log` says.
+/// Starts a client that writes blocks one after the other. The length of `log` is the number of
+/// blocks that the server has acknowledged.
 pub fn write_in_order(uri: &str, log: &Path) -> Kept {
     let script = "\
 import nbd, os, sys, time
@@ -143,7 +144,7 @@ pub fn written(log: &Path) -> usize {
     fs::metadata(log).unwrap().len() as usize
 }
 
-/// How many of them there are, up to the first that is not.
+/// Returns the number of blocks that [`write_in_order`] has written, up to the first missing one.
 pub fn there(contents: &[u8]) -> usize {
     let block = |n: usize| &contents[n * 512..(n + 1) * 512];
     let is = |n: &usize| {
@@ -154,13 +155,13 @@ pub fn there(contents: &[u8]) -> usize {
     (0..8192).take_while(is).count()
 }
 
-/// Returns what disk `d` has after its server was killed; see [`disk_after_a_kill`].
+/// Returns the contents of disk `d` after its server was killed; see [`disk_after_a_kill`].
 pub fn after_a_kill(served: &Served, log: &Path, untouched: u8) -> Vec<u8> {
     disk_after_a_kill(served, "d", log, untouched)
 }
 
-/// Returns what a disk has after its server was killed. Fails unless the disk has all blocks that [`write_in_order`]
-/// noted in `log`, and `untouched` bytes behind them.
+/// Returns the contents of a disk after its server was killed. Fails unless the disk has all blocks
+/// that [`write_in_order`] noted in `log`, and `untouched` bytes behind them.
 pub fn disk_after_a_kill(served: &Served, name: &str, log: &Path, untouched: u8) -> Vec<u8> {
     let acknowledged = written(log);
     let dir = disk_dir();
@@ -203,7 +204,7 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
         if round % 2 == 0 {
             thread::sleep(rounds.pause(&mut random, Duration::from_millis(60)));
         } else {
-            // While users wait, or just after that.
+            // Kills the server during the switch, while requests wait, or shortly after it.
             let end = Instant::now() + Duration::from_secs(10);
             let is_on = || served.log().contains(" is done") || Path::new(&target).exists();
             while !is_on() && Instant::now() < end {}
@@ -211,7 +212,7 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
         }
         served = keep::again(served, "KILL", "");
         drop(completes);
-        // (It has no server any more.)
+        // (The load has lost its server.)
         drop(load);
         after_a_kill(&served, &log, 0);
         let table = fs::read_to_string(served.path("disks/d.toml")).unwrap();
@@ -220,14 +221,15 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
     }
 }
 
-/// Whenever the server is killed: what is written after the switch would be lost if the file said something else.
+/// The file must name the target before writes go to the target: a kill in between would lose these
+/// writes.
 #[test]
 fn users_wait_until_the_target_is_kept() {
     let dir = disk_dir();
     let dir = dir.path();
     let (image, target) = (as_arg(&dir.join("i")), as_arg(&dir.join("t")));
     fs::write(&image, vec![0; 4 << 20]).unwrap();
-    // It takes its time to give a file its name.
+    // strace delays the renaming of files.
     let renames = "rename,renameat,renameat2";
     let mut slow = Command::new("strace");
     slow.args(["-f", "-qq", "-o", "/dev/null", "-e"])
@@ -253,7 +255,7 @@ fn users_wait_until_the_target_is_kept() {
     let mut last = written(&log);
     let deadline = Deadline::new("the new image in the disk's definition");
     loop {
-        // Read before the file is: the server may write both in between.
+        // Reads the log before the file: the server may write both in between.
         let has_switched = served.log().contains("changed: ");
         if is_kept() {
             break;
@@ -265,7 +267,7 @@ fn users_wait_until_the_target_is_kept() {
         deadline.check();
         last = written(&log);
     }
-    // (One was being answered.)
+    // (One request may have been in flight.)
     assert!(last <= before + 1, "{before} {last}");
     eventually("more of it", || (written(&log) > last + 20).then_some(()));
     drop((load, completes));
@@ -303,7 +305,7 @@ fn what_is_kept_is_the_target() {
         ]
         .concat(),
     );
-    // What holds for now stays so, and is not kept.
+    // A transient change stays in effect after the switch, but not after a restart.
     stdout_of(&[
         "disk",
         "set",
@@ -339,7 +341,7 @@ fn what_is_kept_is_the_target() {
     let contents = with_disk(&served.arg("s"), 1, |disk| disk.contents());
     assert!(contents[..4096].iter().all(|b| *b == 6) && contents[4096..].iter().all(|b| *b == 5));
     assert!(fs::read(&image).unwrap().iter().all(|b| *b == 5));
-    // There, too, it may go on.
+    // The disk can be mirrored again.
     with_disk(&served.arg("s"), 1, |disk| {
         let back = as_arg(&dir.path().join("back"));
         start(&served, &back, &[]);
@@ -360,7 +362,7 @@ fn what_cannot_be_kept_stays_as_it_is() {
     let load = write_in_order(&served_uri(&served), &log);
     eventually("writes", || (written(&log) > 20).then_some(()));
     start(&served, &target, &["--wait"]);
-    // Its file cannot be replaced by another one.
+    // A directory in the place of the definition cannot be replaced by a file.
     let file = served.path("disks/d.toml");
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
@@ -380,7 +382,7 @@ fn what_cannot_be_kept_stays_as_it_is() {
     assert!(there(&fs::read(&image).unwrap()) >= acknowledged);
     let info = stdout_of(&["info", &api, "--json"]);
     assert!(info.contains(&image), "{info}");
-    // When it can be kept again, it goes on with another one.
+    // A snapshot succeeds once the definition can be written again.
     fs::remove_dir(&file).unwrap();
     stdout_of(&["snapshot", &api, &layer]);
     let served = keep::again(served, "KILL", "");
@@ -405,7 +407,7 @@ fn a_copy_is_the_disk_as_it_was_when_it_was_ended() {
     let after = written(&log);
     assert!(told.starts_with("done: to "), "{told}");
     let copy = flat(dir, "qcow2", &target);
-    // (What is written at once is there at once, or not yet.)
+    // (A block that is written while the mirror stops may be in the copy or not.)
     let found = there(&copy);
     assert!(
         (before..=after + 1).contains(&found),
@@ -471,7 +473,8 @@ fn it_goes_on_when_its_virtual_machine_is_back() {
     }
 }
 
-/// Who changes more than can be copied is never followed up with, unless he is held back.
+/// A guest that writes faster than the mirror copies must be slowed down, or the mirror is never
+/// ready.
 #[test]
 fn users_are_held_back_if_that_is_wanted() {
     let served = Served::start("memory:64M", &[]);

@@ -1,4 +1,4 @@
-//! Mirrors whose target or users do not respond when the mirror starts or is stopped.
+//! Checks mirrors whose target or users do not respond when the mirror starts or is stopped.
 
 use crate::driver::with_disk;
 use crate::mirror::{mirror, start};
@@ -15,7 +15,7 @@ use std::thread;
 fn stop_leaves_a_ready_mirror_when_users_cannot_be_held() {
     let dir = short_dir();
     let path = |name: &str| as_arg(&dir.path().join(name));
-    // Its writes take longer than users are waited for.
+    // Its writes take longer than the server waits for requests in flight.
     let mut slow = Command::new("nbdkit");
     slow.args(["-f", "-U", &path("k"), "--filter=delay", "memory", "4M"]);
     let _slow = Kept::spawn(slow.arg("wdelay=20"));
@@ -34,7 +34,7 @@ fn stop_leaves_a_ready_mirror_when_users_cannot_be_held() {
     refused(1, &["mirror", "stop", &served.api()], &words);
     assert_eq!(mirror(&served)["phase"], "ready");
     assert!(writer.0.wait().unwrap().success());
-    // It is not ready for a moment, while it copies what was written.
+    // The mirror is not ready while it copies what was written.
     let told = eventually("it stops", || {
         let output = run(&["mirror", "stop", &served.api()]);
         let is_done = output.status.success();
@@ -43,9 +43,9 @@ fn stop_leaves_a_ready_mirror_when_users_cannot_be_held() {
     assert!(told.starts_with("done: to "), "{told}");
 }
 
-/// Whether a mirror of the disk is being started.
+/// Returns whether a mirror of the disk is being started.
 fn is_starting(served: &Served) -> bool {
-    // Changes nothing, and is refused while something else is done with the disk.
+    // This command changes nothing. It is refused while the server changes the disk.
     let output = run(&["set", &served.api(), "pause", "frozen=no"]);
     String::from_utf8_lossy(&output.stderr).contains("being changed")
 }
@@ -57,11 +57,11 @@ fn front_end_leaves_while_a_mirror_waits_for_its_target() {
     for path in [&image, &target] {
         fs::write(path, vec![0; 4 << 20]).unwrap();
     }
-    // Another process has the target, which the server waits for, for some seconds.
+    // Another process has locked the target. The server waits some seconds for the lock.
     let mut other = Command::new("qemu-io");
     other.args(["-f", "raw", &target]).stdin(Stdio::piped());
     let mut other = Kept(other.stdout(Stdio::piped()).spawn().unwrap());
-    // Its prompt follows its lock.
+    // qemu-io prints its prompt after it has locked the image.
     let mut prompt = [0; 8];
     other
         .0
@@ -71,7 +71,7 @@ fn front_end_leaves_while_a_mirror_waits_for_its_target() {
         .read_exact(&mut prompt)
         .unwrap();
     let served = Served::start(&image, &["--filter", "pause"]);
-    // On a busy machine the wait may be over too early.
+    // On a busy machine, the server may stop waiting too early for this test.
     let left = (0..5).any(|_| {
         thread::scope(|scope| {
             let api = served.api();

@@ -1,4 +1,5 @@
-//! Mirrors whose targets do not answer: they end at once if that is asked for by force, and so does their server.
+//! Checks mirrors whose target does not respond: a forced stop ends them at once, and their server
+//! can end, too.
 
 use crate::driver::{Driver, MAX_LEN, Request, with_disk};
 use crate::exercise::differ;
@@ -20,7 +21,7 @@ fn image(dir: &Path) -> String {
     as_arg(&image)
 }
 
-/// A server of QEMU's with a new disk, and its URI.
+/// Starts qemu-nbd with a new disk. Returns the process and the URI of the disk.
 fn target(dir: &Path) -> (Kept, String) {
     let (file, socket) = (as_arg(&dir.join("target")), dir.join("n"));
     let _ = fs::remove_file(&socket);
@@ -39,7 +40,7 @@ fn copied(served: &Served) -> u64 {
     mirror(served)["copied"].as_u64().unwrap()
 }
 
-/// Begins a mirror, and has `stop` keep its target from answering.
+/// Starts a mirror, and calls `stop`, after which the target must not respond any more.
 fn begin_stuck(served: &Served, target: &str, stop: impl FnOnce()) {
     start(served, target, &["-O", "raw", "--speed", "4M"]);
     eventually("something is copied", || (copied(served) > 0).then_some(()));
@@ -70,7 +71,7 @@ fn forced_stop_of_a_mirror_to_a_server_that_does_not_answer_succeeds() {
         begin_stuck(&served, &uri, || nbd.signal(signal));
         stdout_of(&["mirror", "stop", &served.api(), "--force"]);
         refused(1, &["mirror", "show", &served.api()], &["no mirror"]);
-        // What was to be written there is not written any more, even if the server comes back.
+        // Pending writes are not made any more, even if the target's server resumes.
         nbd.signal("CONT");
         drop(nbd);
         let (_nbd, uri) = target(dir);
@@ -96,7 +97,7 @@ fn server_ends_in_time_although_the_target_of_its_mirror_does_not_answer() {
     }
 }
 
-/// A file system of its own, on which nothing is written while it is frozen.
+/// A file system on a loop device. Writes to it hang while it is frozen.
 pub struct FileSystem(pub String);
 
 impl FileSystem {
@@ -119,7 +120,8 @@ impl FileSystem {
     }
 }
 
-/// Ends a freeze: a process that waits for the file system cannot be killed before.
+/// Thaws a file system when dropped, because a process that waits for a frozen one cannot be
+/// killed.
 pub struct ThawOnDrop<'a>(pub &'a FileSystem);
 
 impl Drop for ThawOnDrop<'_> {
@@ -146,7 +148,7 @@ fn succeeds(program: &str, args: &[&str]) {
     assert!(output.status.success(), "{program} {args:?}: {output:?}");
 }
 
-/// The thread that waits for the target is left behind, and takes nothing of the next mirror along when it ends.
+/// The thread that waits for the target stays behind. Its end must not affect the next mirror.
 #[test]
 fn forced_stop_of_a_mirror_to_a_file_system_that_hangs_succeeds() {
     let dir = disk_dir();

@@ -1,4 +1,5 @@
-//! Backups of several disks at one instant, and guests that are asked to write nothing meanwhile.
+//! Checks backups of several disks at one instant, and guest agents that freeze the guest
+//! meanwhile.
 
 use crate::driver::{Request, with_disk};
 use crate::keep;
@@ -17,7 +18,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Has a number written to one disk and then to the next, and so on, until it is to pause.
+/// Writes a number to each of the disks in turn, then the next number, and so on. Pauses on
+/// request.
 const WRITER: &str = "\
 import nbd, os, select, sys
 disks = [nbd.NBD() for _ in sys.argv[1:]]
@@ -42,7 +44,7 @@ fn write_to(uris: &[String], from: Stdio, to: Stdio) -> Kept {
     Kept(writer.stdin(from).stdout(to).spawn().unwrap())
 }
 
-/// What was written last.
+/// Returns the number that was written last.
 fn number(copy: &Path) -> u64 {
     let copy = fs::read(copy).unwrap();
     u64::from_le_bytes(copy[4096..4104].try_into().unwrap())
@@ -73,7 +75,7 @@ fn several_disks_are_kept_as_of_one_instant() {
     let path = |name: &str| dir.join(name);
     let sockets = format!("unix:{}", as_arg(served.dir.path()));
     let copy = |disk: &str, name: &str| format!("{disk}={}", as_arg(&path(name)));
-    // (The third one by its server's socket.)
+    // (The third disk is named by the socket of its server.)
     let (two, three) = (copy("two", "two.copy"), copy(&there, "three.copy"));
     let mut last = 0;
     for round in 0..12 {
@@ -91,7 +93,7 @@ fn several_disks_are_kept_as_of_one_instant() {
         assert!(one > last || round == 0, "{one} {last}");
         last = one;
     }
-    // Nothing is left still, and nothing of what fails.
+    // The backups leave nothing behind, and neither do backups that fail.
     fs::create_dir(path("in-the-way")).unwrap();
     let in_the_way = format!("two={}", as_arg(&path("in-the-way")));
     let new = as_arg(&path("new"));
@@ -124,7 +126,7 @@ fn several_disks_are_kept_as_of_one_instant() {
     eventually("more", || (number(&path("one")) > copied).then_some(()));
 }
 
-/// Those of virtual machines are held like others, and let go by themselves.
+/// The server also holds writes of a virtual machine, but only for a limited time.
 #[test]
 fn guests_wait_for_an_instant_and_not_for_ever() {
     let dir = disk_dir();
@@ -156,7 +158,7 @@ fn guests_wait_for_an_instant_and_not_for_ever() {
         ];
         stdout_of(&[&full[..], &["--nbd", &sockets, "--with", &with]].concat());
         assert!(fs::read(path("copy")).unwrap() == disk.contents());
-        // Who has begun it is there no more.
+        // The client that has begun the backup does not end the hold in time.
         let client = fathom_client::Client::connect(Path::new(&api)).unwrap();
         let name = client.get(&["v1", "disks"]).send::<Value>().unwrap();
         let name = name["disks"][0]["state"]["name"]
@@ -180,7 +182,7 @@ fn guests_wait_for_an_instant_and_not_for_ever() {
             delete.send::<Value>().unwrap()
         };
         end(&id);
-        // Nor does anybody who comes later wait.
+        // A write that comes after that time does not wait either.
         let id = begin();
         thread::sleep(Duration::from_secs(6));
         let since = Instant::now();
@@ -196,13 +198,14 @@ fn guests_wait_for_an_instant_and_not_for_ever() {
     });
 }
 
-/// A guest agent, for as many commands as are sent to it: each is told, and answered by what comes then.
+/// Starts a guest agent. It sends the name of each command to `asked`, and replies with what it
+/// receives from `answers`.
 fn agent(socket: &Path, asked: Sender<String>, answers: Receiver<&'static str>) {
     let listener = UnixListener::bind(socket).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            // Somebody else's answer, which nobody has read.
+            // A reply for another client, which has not read it.
             stream.write_all(b"{\"return\": {}}\n").unwrap();
             let lines = BufReader::new(stream.try_clone().unwrap()).split(b'\n');
             for line in lines.map_while(Result::ok) {
@@ -281,10 +284,10 @@ fn a_guest_is_asked_to_write_nothing_meanwhile() {
             answer.send("{\"return\": 2}").unwrap();
             saved.join().unwrap();
         });
-        // Both have all of it.
+        // Both copies have the same number.
         assert_eq!(number(&path("a")), number(&path("b")));
     }
-    // What cannot be frozen is thawed in any case, and no backup is made.
+    // A guest that cannot be frozen is thawed in any case, and there is no backup.
     let fails = |answered: &[(&str, &'static str)], why: &[&str]| {
         thread::scope(|scope| {
             let failed = scope.spawn(|| refused(1, &full, why));

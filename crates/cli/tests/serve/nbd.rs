@@ -1,5 +1,5 @@
-//! Where `fathom serve` listens for NBD clients, which disks they get, and who
-//! shares them. The clients are libnbd's and QEMU's.
+//! Checks the addresses for NBD clients, the exports, and who can share a disk. The clients are
+//! those of libnbd and QEMU.
 
 use crate::support::{
     Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, pass, refused, short_dir,
@@ -24,7 +24,7 @@ fn output_of(program: &str, args: &[&str]) -> Output {
     output.unwrap_or_else(|e| panic!("{program} is installed by `make setup`: {e}"))
 }
 
-/// What a client prints that must succeed.
+/// Runs a client that must succeed. Returns what it prints.
 fn client(program: &str, args: &[&str]) -> String {
     let output = output_of(program, args);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -32,7 +32,7 @@ fn client(program: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// What a client says that must fail.
+/// Runs a client that must fail. Returns its errors.
 fn client_fails(program: &str, args: &[&str]) -> String {
     let output = output_of(program, args);
     assert!(!output.status.success(), "{program} {args:?}");
@@ -44,13 +44,13 @@ fn size(uri: &str) -> u64 {
     said.trim().parse().expect("a number")
 }
 
-/// The URI of an export at the socket `n`.
+/// Returns the URI of an export on the socket `n`.
 fn uri(served: &Served, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", served.arg("n"))
 }
 
-/// `fathom serve ARGS` with its API at `c`; `{dir}` in arguments is its
-/// directory.
+/// Runs `fathom serve ARGS` with its API on the socket `c`. `{dir}` in arguments stands for the
+/// server's directory.
 fn serve(args: &[&str]) -> Served {
     serve_by(fathom(), short_dir(), args)
 }
@@ -67,7 +67,7 @@ fn serve_by(mut command: Command, dir: TempDir, args: &[&str]) -> Served {
     served
 }
 
-/// `fathom serve --config` of this text, with sockets `n` and `c`.
+/// Runs `fathom serve --config` with this configuration, and the sockets `n` and `c`.
 fn serve_config(dir: TempDir, nbd: &str, disks: &str) -> Served {
     let path = as_arg(dir.path());
     let text = format!(
@@ -92,7 +92,7 @@ struct Holder(Child);
 
 impl Holder {
     fn new(uri: &str) -> Holder {
-        // Reads until the connection has ended, and says what it found.
+        // Reads until the connection ends. Prints the size after each read.
         let script = "import nbd, os, sys, time\n\
                       h = nbd.NBD()\n\
                       h.connect_uri(os.environ['URI'])\n\
@@ -109,7 +109,7 @@ impl Holder {
         Holder(python.expect("python3 is installed by `make setup`"))
     }
 
-    /// The next size that it sees.
+    /// Returns the next size that the client prints.
     fn size(&mut self) -> u64 {
         use std::io::{BufRead, BufReader};
         let mut line = String::new();
@@ -155,7 +155,7 @@ fn clients_come_by_unix_sockets_and_tcp() {
         let said: Value = serde_json::from_str(&said).unwrap();
         assert_eq!(said["virtual-size"], 3 << 20);
     }
-    // One line each, with the reason.
+    // The log has one line for each client.
     eventually("lines of the log", || {
         let lines = served.log().matches(": disconnected; ").count();
         (lines == 5).then_some(())
@@ -218,7 +218,7 @@ fn several_disks_are_served_by_name() {
     let said = client_fails("nbdinfo", &[&uri(&served, "hidden")]);
     assert!(said.contains("hidden"), "{said}");
 
-    // A copy of one disk shows in its figures alone.
+    // A copy of one disk changes only the statistics of this disk.
     client("nbdcopy", &[&uri(&served, "a"), "null:"]);
     let control = served.api();
     let stats: Value = serde_json::from_str(&stdout_of(&["stats", &control, "--json"])).unwrap();
@@ -243,7 +243,7 @@ fn several_disks_are_served_by_name() {
     let traced = stdout_of(&["trace", &trace, "--json"]);
     assert!(traced.lines().count() > 0);
 
-    // The vhost-user disk of the same daemon.
+    // The same server has a vhost-user disk.
     served.load(100, &[]);
     let (status, printed) = served.terminate();
     assert_eq!(status, Some(0));
@@ -295,7 +295,7 @@ fn an_image_is_in_use_while_somebody_is_connected() {
         "2",
     ];
     let served = serve(&[&[&*image][..], &args].concat());
-    // Nobody is there, so nothing is locked.
+    // No client is connected, so the image is not locked.
     let write = ["-f", "qcow2", "-c", "write 0 64k", &image];
     client("qemu-io", &write);
     let holders = [
@@ -342,7 +342,7 @@ fn an_image_that_another_process_has_is_denied() {
     });
 }
 
-/// The load of a virtual machine, for a while.
+/// Starts a load as a front-end, until it is dropped.
 fn machine(served: &Served) -> Holder {
     let bench = fathom()
         .args([
@@ -398,7 +398,8 @@ fn goes_with_its_machine(format: &str) {
     let sockets = ["--vhost-user", "{dir}/s", "--nbd", "unix:{dir}/n"];
     let served = serve(&[&[&*image, "--format", format][..], &sockets].concat());
     let is_let_in = || output_of("nbdinfo", &["--size", &uri(&served, "")]);
-    // What a raw image's server leaves when it is killed is in the image.
+    // A raw image has all data even if its server was killed, so clients need not wait for the
+    // virtual machine.
     assert_eq!(is_let_in().status.success(), format == "raw");
     let machine = machine(&served);
     let mut client = eventually("a client that is let in", || {
@@ -412,7 +413,7 @@ fn goes_with_its_machine(format: &str) {
     eventually("the lock", || {
         output_of("qemu-io", &write).status.success().then_some(())
     });
-    // It is counted a moment longer than it has the image.
+    // The server lists the connection for a moment after it has released the image.
     eventually("no connection", || {
         (connections(&served, &image) == 0).then_some(())
     });

@@ -1,4 +1,4 @@
-//! Raw images that end within a sector of 512 bytes.
+//! Checks raw images that end in the middle of a sector of 512 bytes.
 
 use crate::driver::with_disk;
 use crate::kinds::qemu_img;
@@ -7,10 +7,11 @@ use crate::support::{Served, as_arg, disk_dir, refused, short_dir, stdout_of};
 use std::fs;
 use std::path::Path;
 
-/// Whole blocks, a whole sector, and a part of a sector.
+/// Length of the image in bytes: whole blocks, a whole sector, and a part of a sector.
 const LEN: usize = 64 * 1024 + 512 + 100;
 
-/// A raw image of that length at `i` and, filled up with zeroes, at `whole`. Returns the latter's bytes.
+/// Writes a raw image of this length to `i`, and the same with zeroes up to a whole sector to
+/// `whole`. Returns the bytes of `whole`.
 fn images(dir: &Path) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..LEN).map(|i| (i % 251 + 1) as u8).collect();
     fs::write(dir.join("i"), &bytes).unwrap();
@@ -21,7 +22,7 @@ fn images(dir: &Path) -> Vec<u8> {
 
 #[test]
 fn read_only_disk_ends_with_zeroes_in_its_last_sector() {
-    // On a disk and in memory.
+    // In a file system on a disk, and in memory.
     for dir in [disk_dir(), short_dir()] {
         let expected = images(dir.path());
         let image = as_arg(&dir.path().join("i"));
@@ -44,7 +45,7 @@ fn read_only_disk_ends_with_zeroes_in_its_last_sector() {
             });
         }
         assert_eq!(fs::metadata(&image).unwrap().len(), LEN as u64);
-        // Tools read it likewise, and so does QEMU.
+        // Fathom's tools and QEMU read the image in the same way.
         let args = ["img", "compare", "-f", "raw", "-F", "raw", &image];
         stdout_of(&[&args[..], &[&as_arg(&dir.path().join("whole"))]].concat());
         qemu_img(
@@ -98,7 +99,7 @@ fn writable_disk_needs_whole_sectors() {
             &["not a multiple of 512", "truncate -s %512"],
         );
     }
-    // The advice helps.
+    // The suggested command helps.
     prints(dir.path(), "truncate", &["-s", "%512", "i"]);
     let served = Served::start(&image, &[]);
     with_disk(&served.arg("s"), 1, |disk| {

@@ -1,4 +1,4 @@
-//! Bitmaps that are in qcow2 images: QEMU goes on with what was recorded here, and the other way around.
+//! Checks bitmaps in qcow2 images, which Fathom and QEMU use in turn.
 
 use crate::driver::{Request, with_disk};
 use crate::exercise::{KillRounds, Random, exercise};
@@ -17,7 +17,7 @@ fn bitmaps(served: &Served) -> Vec<Value> {
     serde_json::from_str(&all).expect("JSON")
 }
 
-/// The names of those that the server has, and of those whose problem it tells.
+/// Returns the names of the server's bitmaps, and the names of those with a problem.
 fn names(served: &Served) -> (Vec<String>, Vec<String>) {
     let all = bitmaps(served);
     let name = |bitmap: &Value| bitmap["name"].as_str().unwrap().to_owned();
@@ -25,7 +25,7 @@ fn names(served: &Served) -> (Vec<String>, Vec<String>) {
     (all.iter().map(name).collect(), problems.map(name).collect())
 }
 
-/// What a bitmap of the image says by QEMU.
+/// Returns the dirty ranges of a bitmap of the image, as QEMU reads them.
 fn dirty_by_qemu(dir: &Path, image: &str, bitmap: &str) -> Vec<Range<u64>> {
     let context = format!("--map=qemu:dirty-bitmap:{bitmap}");
     let server = [
@@ -45,7 +45,7 @@ fn dirty_by_qemu(dir: &Path, image: &str, bitmap: &str) -> Vec<Range<u64>> {
     dirty.map(range).collect()
 }
 
-/// Likewise, where that is one part.
+/// Returns the only dirty range of a bitmap of the image `i`.
 #[track_caller]
 fn only_dirty(dir: &Path, bitmap: &str) -> Range<u64> {
     let all = dirty_by_qemu(dir, "i", bitmap);
@@ -53,7 +53,7 @@ fn only_dirty(dir: &Path, bitmap: &str) -> Range<u64> {
     all[0].clone()
 }
 
-/// Whatever is not as it was is dirty.
+/// Checks that every sector that has changed is dirty.
 #[track_caller]
 fn is_never_too_clean(before: &[u8], now: &[u8], dirty: &[Range<u64>]) {
     for (n, (a, b)) in before.chunks(512).zip(now.chunks(512)).enumerate() {
@@ -130,7 +130,7 @@ fn what_one_has_recorded_the_other_goes_on_with() {
             }
             assert_eq!(bytes(&dirty_by_qemu(dir, "i", "disabled")), 0);
         }
-        // One that is begun anew has what comes afterwards, wherever that was done.
+        // A cleared bitmap has only later changes, no matter which program has cleared it.
         qemu_img(dir, &["bitmap", "--clear", "i", "ours"]);
         let mut served = Served::start(&image, &kind.serve_writable(&data));
         let of = |name: &str| bitmaps(&served).into_iter().find(|one| one["name"] == name);
@@ -195,7 +195,8 @@ fn series_of_backups_go_on_after_qemu_has_had_the_image() {
     }
 }
 
-/// Killed while it is used, while its image is left, and between: what was recorded is there, or all is dirty.
+/// Kills the server while the disk is in use, while its image is being released, and in between.
+/// The bitmaps have all changes, or all is dirty.
 #[test]
 fn whenever_the_server_is_killed_no_bitmap_is_too_clean() {
     let dir = disk_dir();
@@ -248,7 +249,7 @@ fn whenever_the_server_is_killed_no_bitmap_is_too_clean() {
         let load = write_in_order(&uri, &dir.join("log"));
         thread::sleep(Duration::from_millis(60 + random.below(60)));
         if round % 2 == 1 {
-            // On its way out, when its client has left.
+            // The server releases the image after its client has left.
             drop(load);
             thread::sleep(Duration::from_micros(random.below(3000)));
         }
@@ -285,7 +286,7 @@ fn a_bitmap_without_a_file_is_in_memory_and_too_dirty_after_a_kill() {
             assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
         });
     };
-    // The disk is served and not in use: somebody else may begin one.
+    // The disk is served but not in use, so another program may add a bitmap.
     qemu_img(dir, &["bitmap", "--add", "i", "late"]);
     write(1 << 20);
     assert!(!dir.join("i.bitmaps").exists());
@@ -316,7 +317,7 @@ fn a_bitmap_without_a_file_is_in_memory_and_too_dirty_after_a_kill() {
 fn what_the_image_has_no_room_for_stays_beside_it() {
     let dir = disk_dir();
     let dir = dir.path();
-    // Each bit of these needs a place of its own.
+    // The bitmap needs more clusters than the file can grow by.
     qemu_img(
         dir,
         &[
@@ -383,11 +384,11 @@ fn bitmaps_of_all_kinds_are_told_from_one_another() {
     assert_eq!(names(&served).0, ["b", "gone"]);
     let api = served.api();
     with_disk(&served.arg("s"), 1, |_| {
-        // It would be in nobody's way, but could not go where it belongs.
+        // The server could not store a bitmap of this name in the image later.
         let why = ["'disabled'", "fathom img bitmap"];
         refused(1, &["bitmap", "add", &api, "disabled"], &why);
         refused(1, &["bitmap", "rename", &api, "b", "disabled"], &why);
-        // Bits that do not fit are in the way.
+        // Bitmaps whose bits would not fit the new size prevent the change.
         refused(1, &["resize", &api, "16M"], &["bitmaps"]);
     });
     assert_eq!(
@@ -399,7 +400,7 @@ fn bitmaps_of_all_kinds_are_told_from_one_another() {
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     assert_eq!(flags(dir, "i", "with space"), ["in-use", "auto"]);
     assert_eq!(flags(dir, "i", "disabled"), [""; 0]);
-    // What is removed there is removed here, and the other way around.
+    // A bitmap that one program removes is also gone for the other.
     for name in ["with space", "disabled", "gone"] {
         qemu_img(dir, &["bitmap", "--remove", "i", name]);
     }
@@ -407,7 +408,7 @@ fn bitmaps_of_all_kinds_are_told_from_one_another() {
     assert_eq!(names(&served).0, ["b"]);
     with_disk(&served.arg("s"), 1, |_| assert_eq!(names(&served).0, ["b"]));
     assert!(!dir.join("i.bitmaps/gone").exists());
-    // What has been added to a disk is dirty.
+    // The bytes that a disk grows by are dirty.
     let api = served.api();
     with_disk(&served.arg("s"), 1, |_| {
         stdout_of(&["resize", &api, "16M"]);
@@ -415,7 +416,8 @@ fn bitmaps_of_all_kinds_are_told_from_one_another() {
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     assert_eq!(only_dirty(dir, "b"), SIZE..16 << 20);
     let mut served = Served::start(&image, &["--format", "qcow2"]);
-    // A virtual machine may still know of changes that a killed server has left with it: nothing is changed in the image.
+    // A virtual machine may still have requests that a killed server has left. Until it has
+    // connected, the server changes nothing in the image.
     let remove = ["bitmap", "remove", &served.api(), "b"];
     refused(1, &remove, &["until its virtual machine has connected"]);
     with_disk(&served.arg("s"), 1, |_| ());
@@ -427,7 +429,7 @@ fn bitmaps_of_all_kinds_are_told_from_one_another() {
     qemu_img(dir, &["check", "-q", "i"]);
 }
 
-/// The image's table of refcounts gets another place while its bitmaps are written.
+/// The image's refcount table moves while its bitmaps are written.
 #[test]
 fn the_refcount_table_may_move_meanwhile() {
     let dir = disk_dir();
@@ -437,7 +439,7 @@ fn the_refcount_table_may_move_meanwhile() {
         dir,
         &["create", "-q", "-f", "qcow2", "-o", options, "i", "16M"],
     );
-    // Its first refcount table is for 8 MiB.
+    // The first refcount table covers 8 MiB.
     qemu_io(dir, "i", "qcow2", &["write 0 7958k"]);
     let image = as_arg(&dir.join("i"));
     let mut served = Served::start(&image, &["--format", "qcow2"]);
@@ -459,7 +461,7 @@ fn the_refcount_table_may_move_meanwhile() {
             let all = Vec::from_iter(writes.iter().map(write));
             assert!(disk.all(&all).iter().all(Result::is_ok));
         });
-        // (As soon as it is nobody's.)
+        // (As soon as the image is unlocked.)
         eventually("a check", || {
             let checked = tool(dir, "qemu-img", &["check", "-f", "qcow2", "i"]);
             let code = checked.status.code();
@@ -474,7 +476,8 @@ fn the_refcount_table_may_move_meanwhile() {
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
 }
 
-/// What is put in the place of an image has bitmaps of another time, however the server had ended.
+/// The bitmaps of a file that replaces the image are out of date, no matter how the server has
+/// ended.
 #[test]
 fn another_file_in_the_place_of_the_image_is_noticed() {
     for is_killed in [false, true] {
@@ -507,7 +510,7 @@ fn another_file_in_the_place_of_the_image_is_noticed() {
         });
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
         assert_eq!(only_dirty(dir, "b"), 0..SIZE);
-        // From then on it is of this one.
+        // From then on, the bitmap belongs to this file.
         qemu_img(dir, &["bitmap", "--clear", "i", "b"]);
         let served = Served::start(&image, &["--format", "qcow2"]);
         with_disk(&served.arg("s"), 1, |_| {
@@ -516,7 +519,8 @@ fn another_file_in_the_place_of_the_image_is_noticed() {
     }
 }
 
-/// QEMU leaves the image as it is when it writes to what has its place in another file, unless it records that.
+/// When QEMU writes to an external data file, it leaves the image unchanged, unless it records the
+/// write.
 #[test]
 fn what_others_write_to_a_data_file_is_noticed() {
     for (is_new, is_written) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -534,14 +538,15 @@ fn what_others_write_to_a_data_file_is_noticed() {
         qemu_io(dir, "i", "qcow2", &["write -P 1 0 1M"]);
         let (image, data) = (as_arg(&dir.join("i")), as_arg(&dir.join("data")));
         let mut served = Served::start(&image, &["--format", "qcow2", "--data-file", &data]);
-        // (Beside the image, until the virtual machine has connected.)
+        // (In a file next to the image, until the virtual machine has connected.)
         stdout_of(&["bitmap", "add", &served.api(), "b"]);
         if !is_new {
             with_disk(&served.arg("s"), 1, |disk| {
                 let (offset, data) = (8 << 20, vec![3; 512]);
                 assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
             });
-            // The lock goes with the last of what the server writes at a detach: without -U, qemu-img needs it.
+            // At a detach, the server unlocks the image after its last write. Without -U, qemu-img
+            // needs the lock.
             eventually("the bitmap is in the unlocked image", || {
                 let info = tool(dir, "qemu-img", &["info", &image]);
                 String::from_utf8_lossy(&info.stdout)

@@ -1,4 +1,4 @@
-//! Owners of disks' names: the configuration, a file in disks-dir, or the API.
+//! Checks the owners of disks' names: the configuration, a file in disks-dir, or the API.
 
 use crate::keep::{add, again, disks, seen, start};
 use crate::kinds::qemu_img;
@@ -33,7 +33,7 @@ fn stderr_of(args: &[&str]) -> String {
     stderr
 }
 
-/// Has the configuration be `more`, and the server read it.
+/// Writes `more` to the configuration, and makes the server reload it.
 fn reload(served: &Served, more: &str) {
     let conf = fs::read_to_string(served.path("conf")).unwrap();
     let head = conf.split("[[disk]]").next().unwrap();
@@ -48,7 +48,7 @@ fn reload(served: &Served, more: &str) {
     });
 }
 
-/// The process that serves now.
+/// Returns the process id of the server, which may be a successor.
 fn shown_pid(served: &Served) -> u64 {
     let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
     let server: Value = client.get(&["v1", "server"]).send().unwrap();
@@ -137,7 +137,7 @@ fn put_of_a_static_disk_keeps_options_that_it_does_not_name() {
     );
     assert_eq!(disk["options"]["pool"], "p", "{disk}");
     assert_eq!(disk["options"]["readonly"], true);
-    // What is named gets its usual value.
+    // Options that the request names with null or a default get their default.
     let named = json!({ "image": "null:1M", "pool": null, "readonly": false });
     let disk = put(&served, "a", &named);
     let now = json!({ "name": "a", "image": "null:1048576", "export-description": "x" });
@@ -155,7 +155,7 @@ fn put_of_a_static_disk_keeps_options_that_it_does_not_name() {
     let options = &shown(&served, "a")["options"];
     let now = json!({ "name": "a", "image": "null:1048576", "pool": "p" });
     assert_eq!(*options, now);
-    // Other disks get the defaults.
+    // Options of other disks get their default if the request does not name them.
     add(&served, "b", &["--readonly"]);
     let disk = put(&served, "b", &json!({ "image": "null:1M" }));
     assert_eq!(
@@ -181,7 +181,7 @@ fn changed_static_disk_gets_no_other_image_that_a_restart_would_undo() {
     assert_eq!(files(&served), 0);
     let top = json!(path("top"));
     assert_eq!(shown(&served, "a")["options"]["image"], top);
-    // A reload does not bring the old image back: not while the disk is served, and not later.
+    // A reload does not bring the old image back, neither while the disk is served nor later.
     reload(&served, &listed);
     assert_eq!(shown(&served, "a")["options"]["image"], top);
     stderr_of(&["disk", "remove", &api, "--disk", "a"]);
@@ -194,7 +194,7 @@ fn changed_static_disk_gets_no_other_image_that_a_restart_would_undo() {
             .then_some(())
     });
     assert_eq!(names(&served), [""; 0]);
-    // The entry that follows the disk is used.
+    // An entry that names the disk's newer image is used.
     let followed = static_disk("a", &path("top"), "format = 'qcow2'");
     reload(&served, &followed);
     eventually("the disk", || (names(&served) == ["a"]).then_some(()));
@@ -227,11 +227,11 @@ fn reload_changes_only_what_has_changed_in_the_configuration() {
     ];
     reload(&served, &(one("1us") + &gone));
     assert_eq!(disks(&served), now);
-    // A successor knows it, too.
+    // A successor knows about these changes, too.
     served.upgrade();
     reload(&served, &(one("1us") + &gone));
     assert_eq!(disks(&served), now);
-    // What has changed is done: here, an entry and a file.
+    // A change of the configuration, or of a file, takes effect.
     let text = "image = 'null:1M'\nnbd = true\n";
     fs::write(served.path("disks/away.toml"), text).unwrap();
     reload(&served, &(one("3us") + &static_disk("gone", "null:2M", "")));
@@ -251,7 +251,7 @@ fn name_has_one_owner() {
     let served = start(short_dir(), &static_disk("b", "null:1M", ""));
     add(&served, "a", &["--filter", "delay:read=1us"]);
     add(&served, "now", &["--transient"]);
-    // At a reload, the owner of the name stays.
+    // A reload does not change the owner of a name.
     let both =
         listed("null:1M") + &static_disk("b", "null:1M", "") + &static_disk("now", "null:1M", "");
     fs::write(served.path("disks/b.toml"), "image = 'null:2M'\n").unwrap();
@@ -273,7 +273,7 @@ fn name_has_one_owner() {
     for (name, owner) in ["a", "b", "now"].into_iter().zip(owners) {
         assert_eq!(shown(&served, name)["owner"], owner, "{name}");
     }
-    // At a restart it is not known which of two images is the newer one.
+    // At a restart, the server does not know which of two images is newer.
     let mut served = again(served, "TERM", &both);
     assert_eq!(disks(&served), [seen("a", true, ""), seen("now", true, "")]);
     let log = served.log();
@@ -292,7 +292,7 @@ fn name_has_one_owner() {
         "{log}"
     );
     assert!(line(warning).contains("WARN"), "{log}");
-    // Nothing is lost, and once there is one definition, that is used.
+    // Nothing is lost. The server uses the definition once there is only one.
     assert_eq!(files(&served), 2);
     fs::remove_file(served.path("disks/b.toml")).unwrap();
     reload(&served, &both);
@@ -301,7 +301,7 @@ fn name_has_one_owner() {
         (names(&served) == ["a", "b", "now"]).then_some(())
     });
     assert_eq!(shown(&served, "b")["owner"], "static");
-    // A file that cannot be read may name any image.
+    // An invalid file may name any image, so the server serves no disk of this name.
     fs::write(served.path("disks/b.toml"), "image = \n").unwrap();
     let served = again(served, "TERM", &both);
     assert_eq!(names(&served), ["a", "now"]);
@@ -319,7 +319,7 @@ fn mirrored_persistent_disk_is_unlocked_again_after_a_restart() {
     let api = served.api();
     stdout_of(&["disk", "add", "--server", &api, "a", &path("plain")]);
     let is_content = |served: &Served| {
-        // (To derive its keys may take longer than the server waits for the disk.)
+        // Deriving its keys may take longer than the server waits for a disk.
         eventually("the disk", || (names(served) == ["a"]).then_some(()));
         let uri = format!("nbd+unix:///a?socket={}", served.arg("n"));
         let compare = ["compare", "-f", "raw", "-F", "raw", &path("plain"), &uri];
@@ -331,7 +331,8 @@ fn mirrored_persistent_disk_is_unlocked_again_after_a_restart() {
         stdout_of(&[&start, more].concat());
         stdout_of(&["mirror", "complete", &api, "--disk", "a"]);
     };
-    // To an encrypted image, to one with another key, and to an encrypted layer on that one.
+    // Switches to an encrypted image, to one with another key, and to an encrypted overlay of that
+    // one.
     let key = |name: &str| format!("file:{}", path(name));
     to(
         &served,
@@ -366,7 +367,7 @@ fn name_with_a_leading_dot_is_refused() {
     let said = String::from_utf8(output.unwrap().stdout).unwrap();
     assert!(said.contains("does not begin with a dot"), "{said}");
     assert_eq!((names(&served), files(&served)), (vec![], 0));
-    // A file of an earlier server is told, and kept.
+    // The server reports and keeps such a file of an earlier server.
     fs::write(served.path("disks/.a.toml"), "image = 'null:1M'\n").unwrap();
     let served = again(served, "TERM", "");
     assert!(
@@ -413,7 +414,7 @@ fn added_disk_is_not_exported_where_nobody_is_authenticated() {
     let exported = |served: &Served, name: &str| !shown(served, name)["state"]["nbd"].is_null();
     let dir = short_dir();
     let unix = format!("'unix:{}'", as_arg(&dir.path().join("n")));
-    // The permissions of a Unix socket say who may connect.
+    // The permissions of a Unix socket decide who may connect.
     let closed = served(&unix);
     add(&closed, "a", &[]);
     assert!(exported(&closed, "a"));
@@ -435,7 +436,7 @@ fn added_disk_is_not_exported_where_nobody_is_authenticated() {
         "{}",
         open.log()
     );
-    // The same request again changes nothing, and neither does a change of other options.
+    // Neither the same request again nor a change of other options changes this.
     let same = json!({ "image": "null:1M", "vhost-user": socket, "readonly": true });
     assert_eq!(put(&open, "a", &same)["options"]["nbd"], false);
     stdout_of(&["disk", "change", &api, "--disk", "a", "readonly=false"]);
@@ -446,7 +447,7 @@ fn added_disk_is_not_exported_where_nobody_is_authenticated() {
     assert!(exported(&open, "listed"));
 }
 
-/// The disks that are defined, but not served.
+/// Returns the disks that are defined but not served.
 fn failed(served: &Served) -> Vec<Value> {
     let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
     let all: Value = client.get(&["v1", "disks"]).send().unwrap();
@@ -480,7 +481,7 @@ fn persistent_disk_that_cannot_be_opened_is_shown_and_tried_again() {
     );
     assert_eq!((&b["name"], &b["retried"]), (&json!("b"), &json!(false)));
     assert!(b["problem"].as_str().unwrap().contains("b.toml:1"), "{b}");
-    // The command names the reason, and the name is in use.
+    // The command reports the cause. The name stays in use.
     let api = served.api();
     refused(
         1,
@@ -503,11 +504,11 @@ fn persistent_disk_that_cannot_be_opened_is_shown_and_tried_again() {
         fs::read_to_string(served.path("disks/a.toml")).unwrap(),
         definition
     );
-    // The server tries again by itself.
+    // The server tries again without a request.
     fs::write(&image, vec![0; 1 << 20]).unwrap();
     eventually("the disk", || (names(&served) == ["a"]).then_some(()));
     assert_eq!(failed(&served).len(), 1);
-    // A successor knows what its predecessor could not open.
+    // A successor knows which disks its predecessor could not open.
     fs::write(served.path("disks/c.toml"), "image = '/none'\n").unwrap();
     reload(&served, "");
     eventually("the failure", || (failed(&served).len() == 2).then_some(()));
@@ -543,7 +544,7 @@ fn static_disk_that_cannot_be_opened_does_not_keep_others_from_being_served() {
     eventually("the disk", || (names(&served).len() == 2).then_some(()));
     assert!(failed(&served).is_empty());
     assert_eq!(shown(&served, "late")["owner"], "static");
-    // On the command line, a disk must open.
+    // A disk of the command line must open, or the server ends.
     refused(
         1,
         &["serve", "/none", "--vhost-user", &served.arg("t")],
@@ -561,7 +562,7 @@ fn adopted_disk_is_persistent() {
     assert_eq!(shown(&served, "now")["owner"], "transient");
     stdout_of(&["disk", "adopt", "--server", &api, "now"]);
     assert_eq!(shown(&served, "now")["owner"], "persistent");
-    // The configuration has to let go of the name first.
+    // The configuration must no longer contain the name.
     stderr_of(&["disk", "change", "--server", &api, "a", "cache=writeback"]);
     let differs = "changed:    cache, until the server restarts";
     assert!(stdout_of(&["show", &api, "--disk", "a"]).contains(differs));

@@ -1,4 +1,4 @@
-//! The page at `/`, in a browser that is headless.
+//! Checks the page at `/` in a headless browser.
 
 use crate::browser::Browser;
 use crate::live::{server, uri};
@@ -14,14 +14,14 @@ fn load(served: &Served) -> Kept {
     Kept::spawn(fathom().args(args).args(["--runtime", "10m"]))
 }
 
-/// Wait until an expression of the page is true.
+/// Waits until an expression is true on the page.
 fn until(browser: &mut Browser, expression: &str) {
     eventually(expression, || {
         (browser.eval(&format!("Boolean({expression})")) == true).then_some(())
     });
 }
 
-/// How many different colours a canvas has.
+/// Returns the number of different colours on a canvas.
 fn colours(browser: &mut Browser, canvas: &str) -> f64 {
     browser.number(&format!(
         "(() => {{ const it = document.getElementById('{canvas}'); \
@@ -30,7 +30,7 @@ fn colours(browser: &mut Browser, canvas: &str) -> f64 {
     ))
 }
 
-/// For who wants to see it: FATHOM_PICTURES is a directory.
+/// Saves a screenshot if the variable FATHOM_PICTURES names a directory.
 fn keep_picture(browser: &mut Browser, name: &str) {
     let Some(dir) = std::env::var_os("FATHOM_PICTURES").map(PathBuf::from) else {
         return;
@@ -49,7 +49,7 @@ fn keep_picture(browser: &mut Browser, name: &str) {
     assert!(decoded.unwrap().success());
 }
 
-/// What went wrong, beside what the browser has to say of how this test looks at pictures.
+/// Returns the browser's errors, except its warning about how this test reads canvases.
 fn complaints(browser: &mut Browser) -> Vec<String> {
     let mut all = browser.complaints();
     all.retain(|one| !one.contains("willReadFrequently"));
@@ -86,7 +86,7 @@ fn the_page_shows_what_goes_on_at_any_width_by_day_and_by_night() {
             browser.text("document.getElementById('state').textContent"),
             "live"
         );
-        // The busiest disk is the one that is shown; its latencies are in the picture.
+        // The page shows the busiest disk, with its latencies in the picture.
         assert_eq!(
             browser.text("document.getElementById('name').textContent"),
             "slow"
@@ -104,7 +104,7 @@ fn the_page_shows_what_goes_on_at_any_width_by_day_and_by_night() {
             colours(&mut browser, "stages"),
         );
         assert!(heat > 4.0 && stages > 4.0, "{heat} {stages}");
-        // A disk without requests has a picture without any.
+        // The picture of a disk without requests is empty.
         browser.click(&row("idle"));
         until(
             &mut browser,
@@ -141,7 +141,7 @@ fn the_page_shows_what_goes_on_at_any_width_by_day_and_by_night() {
     }
 }
 
-/// Of `rgb(1, 2, 3)`.
+/// Returns the brightness of a colour such as `rgb(1, 2, 3)`.
 fn brightness(colour: &str) -> u32 {
     let numbers = colour.split(|c: char| !c.is_ascii_digit());
     numbers
@@ -176,14 +176,14 @@ fn the_page_filters_sorts_and_comes_back_when_the_server_does() {
     );
     assert_eq!(browser.eval(names), json!(["bad"]));
     assert_eq!(complaints(&mut browser), [""; 0]);
-    // Another process goes on: the page finds it.
+    // After an upgrade, the page connects to the successor.
     let pid = browser.number("sample.pid");
     served.upgrade();
     until(
         &mut browser,
         &format!("sample.pid !== {pid} && document.getElementById('state').textContent === 'live'"),
     );
-    // While nobody looks, nothing is asked; it goes on when somebody does.
+    // A page that is not visible requests nothing. It continues when it is visible again.
     browser.eval(
         "Object.defineProperty(document, 'hidden', { value: true, configurable: true }); \
                   document.dispatchEvent(new Event('visibilitychange'))",
@@ -240,7 +240,7 @@ fn names_are_text_and_nothing_else_may_run() {
     ] {
         assert!(head.contains(wanted), "no {wanted} in {head}");
     }
-    // A guest may be called what it likes.
+    // The name of a guest may have any characters.
     let socket = served.arg("s");
     let mut guest = Command::new("qemu-system-x86_64");
     guest.args([
@@ -272,7 +272,7 @@ fn names_are_text_and_nothing_else_may_run() {
     );
     assert_eq!(browser.number("document.images.length"), 0.0);
     assert_eq!(complaints(&mut browser), [""; 0]);
-    // The policy holds back what is not the page's own.
+    // The policy blocks scripts that are not part of the page.
     browser.eval("const it = document.createElement('script'); it.textContent = 'window.ran = true'; document.body.append(it)");
     assert_eq!(browser.eval("window.ran ?? false"), false);
 }

@@ -1,4 +1,4 @@
-//! Disks that share a pool's threads.
+//! Checks disks that share the threads of a pool.
 
 use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, differ, exercise};
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Without disks yet, but with these tables.
+/// Starts a server without disks, but with these tables in its configuration.
 fn server(pools: &str) -> Served {
     Served::waiting("", pools)
 }
@@ -45,11 +45,11 @@ fn descriptors(served: &Served) -> usize {
     fs::read_dir(dir).unwrap().count()
 }
 
-/// But for those that the kernel has made for a ring.
+/// Returns the number of threads, without those that the kernel creates for io_uring.
 fn threads(served: &Served) -> usize {
     let dir = format!("/proc/{}/task", served.child.id());
     let tasks = fs::read_dir(dir).unwrap();
-    // One may end meanwhile.
+    // A thread may end meanwhile.
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|name| !name.starts_with("iou-")).count()
 }
@@ -100,12 +100,12 @@ fn disks_of_a_pool_come_and_go_while_others_are_served() {
         load.signal("INT");
         assert!(load.0.wait().unwrap().success(), "{}", served.log());
     }
-    // Nothing is left of them.
+    // Nothing of the removed disks is left.
     eventually("all is given back", || (has() == before).then_some(()));
     for name in ["one", "two"] {
         let shown = info(&served, name);
         assert_eq!(shown["pool"], "p");
-        // Its own count, of each of its two queues.
+        // Each disk counts its own requests, for each of its two queues.
         let requests = shown["workers"].as_array().unwrap().iter();
         let requests: Vec<_> = requests.map(|w| w["requests"].as_u64().unwrap()).collect();
         assert_eq!(requests.len(), 2);
@@ -115,7 +115,7 @@ fn disks_of_a_pool_come_and_go_while_others_are_served() {
     assert!(text.contains("pool:       p\n"), "{text}");
 }
 
-/// The formats' own test, with all of them in the same threads.
+/// Runs the test of formats with all images in the same threads.
 #[test]
 fn images_of_all_kinds_share_threads() {
     let pool = |name: &&str| format!("[pool.{name}]\naio = '{name}'\nthreads = 2\n");
@@ -138,7 +138,7 @@ fn serve_kind(served: &Served, kind: Kind, dir: &Path) {
     let (name, data) = (format!("k{}", kind.number), as_arg(&dir.join("data.raw")));
     let (socket, image) = (served.arg(&name), as_arg(&dir.join("i")));
     let mut args = vec!["--vhost-user", &*socket, "--pool"];
-    // The engine is the pool's.
+    // The pool defines the engine.
     let mut own = kind.serve_writable(&data).into_iter();
     while let Some(arg) = own.next() {
         match arg {
@@ -164,7 +164,7 @@ fn serve_kind(served: &Served, kind: Kind, dir: &Path) {
     assert_eq!(differ(&kind.contents(dir, None), &model), None, "{kind:?}");
 }
 
-/// What wakes by itself, what has sockets, and what is told by others does so in a pool, too.
+/// Timers of filters, sockets of NBD disks, and changes from other threads also work in a pool.
 #[test]
 fn filters_and_disks_of_servers_are_in_pools() {
     let served = server("[pool.p]\nthreads = 1");
@@ -178,7 +178,7 @@ fn filters_and_disks_of_servers_are_in_pools() {
     ];
     let socket = served.arg("s");
     let way = ["--pool", "p", "--vhost-user", &socket];
-    // The server is its own client: both ends are in one thread.
+    // The server is its own client. Both ends of the connection are in the same thread.
     let storage = uri(&served, "far");
     add(&served, "near", &storage, &[&way[..], &filters].concat());
     let verify = [
@@ -204,7 +204,7 @@ fn filters_and_disks_of_servers_are_in_pools() {
         "write=0",
     ]);
     stdout_of(&[&["bench", "--vhost-user", &socket], &verify[..]].concat());
-    // (The server uses it itself.)
+    // (`--overwrite`: the server itself uses this disk.)
     let bench = ["bench", "--overwrite", "--nbd", &far];
     stdout_of(&[&bench, &verify[..]].concat());
     let before = descriptors(&served);
@@ -246,7 +246,7 @@ fn what_does_not_go_with_pools_is_told() {
     refused(1, &add, &["[pool.p]"]);
 }
 
-/// A server of disks that hold nothing, at s0, s1 and so on, with one pool.
+/// Starts a server with one pool and many null disks on the sockets s0, s1 and so on.
 fn serve_many(disks: usize, threads: usize) -> Served {
     let dir = short_dir();
     let path = |name: &str| as_arg(&dir.path().join(name));
@@ -271,7 +271,7 @@ fn serve_many(disks: usize, threads: usize) -> Served {
     served
 }
 
-/// What a process has for itself, in KiB, without what guests share with it.
+/// Returns the memory of a process in KiB, without the memory that guests share with it.
 pub fn memory(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let of = |name: &str| {
@@ -282,7 +282,7 @@ pub fn memory(pid: u32) -> u64 {
     of("Pss_Anon:") + of("Pss_File:")
 }
 
-/// In clock ticks.
+/// Returns the CPU time of the server in clock ticks.
 fn cpu_time(served: &Served) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", served.child.id())).unwrap();
     let (_, fields) = stat.rsplit_once(')').unwrap();
@@ -319,7 +319,7 @@ fn a_thousand_disks_that_are_idle_cost_little() {
             scope.spawn(move || guest(socket));
         }
         connected.wait();
-        // What they had to do ends first.
+        // Waits until the work of the connections is done.
         std::thread::sleep(Duration::from_secs(1));
         let before = cpu_time(&many);
         std::thread::sleep(Duration::from_secs(3));
@@ -338,7 +338,7 @@ fn a_thousand_disks_that_are_idle_cost_little() {
     assert!(each < 1024, "{each} KiB");
 }
 
-/// Within one thread: which CPU's share each of several threads gets is not the pool's to say.
+/// Tests one thread, because the kernel decides how much CPU time each of several threads gets.
 #[test]
 fn busy_disks_get_equal_parts_of_a_thread() {
     const DISKS: usize = 16;
@@ -354,7 +354,7 @@ fn busy_disks_get_equal_parts_of_a_thread() {
             "--ramp-time",
             "2",
         ];
-        // Some want more than others.
+        // Half of the disks have more requests in flight.
         let depth = if number.is_multiple_of(2) { "16" } else { "64" };
         let text = stdout_of(&[&args, &["--iodepth", depth, "--json"][..]].concat());
         let value: Value = serde_json::from_str(&text).unwrap();

@@ -1,5 +1,5 @@
-//! Probes are in the program, documentation has them with their arguments, and scripts make something of
-//! them.
+//! Checks that the program has the documented probes with their arguments, and that the bpftrace
+//! scripts work.
 
 use crate::support::{Kept, Served, as_arg, short_dir};
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Each probe's name, and how many arguments it has, as tracers see them.
+/// Returns the name of each probe in the program, and its number of arguments, as tracers see them.
 fn built_in() -> BTreeMap<String, usize> {
     let output = Command::new("readelf")
         .args(["--notes", "--wide", env!("CARGO_BIN_EXE_fathom")])
@@ -21,7 +21,7 @@ fn built_in() -> BTreeMap<String, usize> {
             line.unwrap_or_else(|| panic!("no {name} in {note}")).trim()
         };
         let arguments = field("Arguments:").split_whitespace();
-        // Registers, not constants that the compiler has seen: of 64 bits.
+        // Each argument has 64 bits.
         let count = arguments
             .inspect(|one| assert!(one.starts_with("-8@"), "{one}"))
             .count();
@@ -31,7 +31,7 @@ fn built_in() -> BTreeMap<String, usize> {
     found
 }
 
-/// Likewise by the tables of docs/probes.md.
+/// Returns the same from the tables in docs/probes.md.
 fn documented() -> BTreeMap<String, usize> {
     let doc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/probes.md");
     let text = fs::read_to_string(doc).unwrap();
@@ -41,7 +41,7 @@ fn documented() -> BTreeMap<String, usize> {
         let arguments = arguments.split(',').filter(|one| !one.trim().is_empty());
         Some((name.to_owned(), arguments.count()))
     });
-    // The table of scripts is no table of probes.
+    // Leaves out the table of scripts.
     rows.filter(|(name, _)| !name.contains('.')).collect()
 }
 
@@ -52,14 +52,14 @@ fn probes_are_those_that_are_documented() {
     assert_eq!(built_in(), documented);
 }
 
-/// Runs a program of bpftrace's for so many seconds, or until it ends.
+/// Runs bpftrace for a number of seconds, or until it ends.
 fn bpftrace(seconds: &str, args: &[&str]) -> Output {
     let mut command = Command::new("timeout");
     command.args(["--signal=INT", "--kill-after=30", seconds, "bpftrace"]);
     command.args(args).output().expect("timeout")
 }
 
-/// What a script of packaging/ says of a server in some seconds.
+/// Runs a script of packaging/bpftrace on a server for some seconds. Returns what it prints.
 fn said(script: &str, served: &Served) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../packaging/bpftrace")
@@ -114,7 +114,8 @@ fn scripts_tell_of_requests_and_of_threads() {
             panic!("{read:?}");
         };
         assert_eq!((offset % 4096, len, error), (0, 4096, 0), "{read:?}");
-        // The ends of the half second that tells how long ticks are may be off by some microseconds.
+        // The script derives the length of a tick from half a second, which may be wrong by some
+        // microseconds.
         assert!(queue >= 1950 && total >= queue, "{read:?}");
     }
     let polls = said("fathom-polls.bt", &served);

@@ -1,9 +1,9 @@
-//! `fathom quit`, by the names of disks and of servers.
+//! Checks `fathom quit` with names of disks and of servers.
 
 use crate::driver::with_disk;
 use crate::support::{Served, refused, run, stdout_of};
 
-/// A name that no disk of another test has.
+/// Returns a name that no disk of another test has.
 fn name_of(what: &str) -> String {
     format!("{what}-{}", std::process::id())
 }

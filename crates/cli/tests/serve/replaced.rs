@@ -1,4 +1,4 @@
-//! Image files that are replaced under their names while a disk has them open.
+//! Checks image files that are replaced by other files while a disk has them open.
 
 use crate::driver::{Request, with_disk};
 use crate::kinds::qemu_img;
@@ -11,13 +11,14 @@ use std::path::Path;
 const SIZE: u64 = 4 << 20;
 const WHY: &str = "replaced by another file since the disk opened it";
 
-/// A disk on an image, and the file of it that is replaced.
+/// A disk, and the file of this disk that is replaced.
 struct Case {
-    /// Images to make, and how, from the bottom up; the last one is served.
+    /// The images, as arguments of `qemu-img create`, from the lowest one to the one that is
+    /// served.
     images: &'static [&'static [&'static str]],
     args: Vec<String>,
     replaced: &'static str,
-    /// Whether there can be a snapshot of the disk.
+    /// Whether the server can take snapshots of the disk.
     has_snapshots: bool,
 }
 
@@ -58,7 +59,7 @@ fn write(offset: u64, byte: u8) -> Request {
     Request::Write { offset, data }
 }
 
-/// Whether the disk has what was written to it, and takes more.
+/// Checks that the disk has this byte, and writes the next one.
 fn check(socket: &str, byte: u8) {
     with_disk(socket, 1, |disk| {
         let contents = disk.contents();
@@ -106,7 +107,7 @@ fn disk_stays_on_its_open_files_when_they_are_replaced() {
             check(&socket, n);
         }
         assert!(!Path::new(&path("layer")).exists(), "it is left behind");
-        // With the open file under its name again, all of that is done.
+        // The commands succeed when the open file has its name again.
         fs::rename(path("aside"), path(replaced)).unwrap();
         let done = ways.len() as u8 + 1;
         check(&socket, done);
@@ -140,7 +141,7 @@ fn disk_whose_file_was_replaced_can_be_copied_to_a_new_image() {
     assert!(fs::read(path("i")).unwrap() == vec![9; 4 << 20]);
 }
 
-/// Of a device whose name leads to another one, and of a target of a mirror.
+/// Checks a symbolic link that changes, as names of devices do, and the target of a mirror.
 #[test]
 fn link_that_leads_elsewhere_is_another_image() {
     let dir = disk_dir();
@@ -158,7 +159,7 @@ fn link_that_leads_elsewhere_is_another_image() {
         &["disk", "change", &api, "iothreads=2"],
         &[&path("i"), WHY],
     );
-    // By another name it is the same.
+    // Another name of the same file is accepted.
     fs::remove_file(path("i")).unwrap();
     fs::hard_link(path("one"), path("i")).unwrap();
     stdout_of(&["disk", "change", &api, "iothreads=2"]);

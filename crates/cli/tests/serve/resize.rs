@@ -1,4 +1,4 @@
-//! Disks that get other sizes while they are served.
+//! Checks disks that are resized while they are served.
 
 use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, differ, exercise};
@@ -16,7 +16,8 @@ fn resize(served: &Served, more: &[&str]) -> u64 {
     said["size"].as_u64().expect("a number")
 }
 
-/// Requests of a driver that checks what it reads, in the first part of the disk, until it is interrupted.
+/// Starts a load that verifies what it reads, in the first part of the disk, until it is
+/// interrupted.
 fn load(served: &Served, part: &str) -> Kept {
     let socket = served.arg("s");
     let mut command = fathom();
@@ -30,7 +31,7 @@ fn load(served: &Served, part: &str) -> Kept {
     load
 }
 
-/// What the disk has from `at` on.
+/// Reads a sector of the disk.
 fn read(served: &Served, at: u64) -> Result<Vec<u8>, i32> {
     with_disk(&served.arg("s"), 1, |disk| {
         let read = Request::Read {
@@ -123,7 +124,7 @@ fn a_disk_that_nobody_uses_is_resized() {
             serde_json::from_str(&stdout_of(&["info", &served.api(), "--json"])).unwrap();
         info["front_end"].is_null().then_some(())
     });
-    // Somebody else has it.
+    // Another server uses the image.
     let other = Served::start(&as_arg(&image), &[]);
     let _held = load(&other, "1M");
     eventually("the image is in use", || {
@@ -156,7 +157,7 @@ fn what_cannot_be_resized_says_so() {
     }
 }
 
-/// The model of a disk that is resized in these steps, each of which is done.
+/// Resizes the disk, which must succeed, and the model of its contents.
 fn step(served: &Served, model: &mut Vec<u8>, size: u64) {
     assert_eq!(resize(served, &[&size.to_string(), "--shrink"]), size);
     model.resize(size as usize, 0);
@@ -215,7 +216,7 @@ fn images_of_all_kinds_are_resized_while_they_are_used() {
         };
         refused(1, &["resize", &control, "7E"], &[word]);
         refused(1, &["resize", &control, "8E"], &["exceed the largest size"]);
-        // Nobody is connected.
+        // No front-end is connected.
         eventually("nobody uses it", || {
             let info = stdout_of(&["info", &control]);
             info.contains("queues:     0 running").then_some(())
@@ -268,7 +269,7 @@ fn nbd_clients_resize_an_image_when_nobody_is_connected() {
     stdout_of(&["disk", "resize", &control, "20M"]);
     let said = qemu_img(dir.path(), &["info", "--force-share", "i"]);
     assert!(said.contains("20 MiB"), "{said}");
-    // Another process gives it another size, which is taken in.
+    // The server accepts the size that another program has set.
     qemu_img(dir.path(), &["resize", "-q", "i", "24M"]);
     let said = stdout_of(&["resize", &control]);
     assert_eq!(said, "the disk has 24 MiB (25165824 bytes)\n");

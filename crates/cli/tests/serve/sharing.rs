@@ -1,10 +1,10 @@
-//! Disks that several want: locks, and loads that would write over others' data.
+//! Checks disks with several users: locks, and loads that would overwrite the data of others.
 
 use crate::support::nbd::{Nbd, make_image};
 use crate::support::{Served, disk_dir, eventually, fathom, refused, run, short_dir};
 use std::process::{Child, Command, Stdio};
 
-/// An NBD client that has written, and stays until it is dropped.
+/// An NBD client that has written, and stays connected until it is dropped.
 struct Client(Child);
 
 impl Client {
@@ -35,8 +35,8 @@ impl Drop for Client {
     }
 }
 
-/// As at the end of a live migration: the target's server is there before the
-/// source lets go.
+/// This happens at the end of a live migration: the target's server starts before the source
+/// releases the image.
 #[test]
 fn a_locked_image_is_told_at_the_start_and_taken_over_later() {
     for format in ["raw", "qcow2"] {
@@ -54,7 +54,7 @@ fn a_locked_image_is_told_at_the_start_and_taken_over_later() {
             let read = run(&["bench", "--nbd", &second.uri(), "--number-ios", "10"]);
             read.status.success().then_some(())
         });
-        // A tool neither waits nor goes on.
+        // A tool does not wait for the lock, but fails.
         let client = Client::of(&second.uri());
         let copy = dir.path().join("copy");
         let convert = ["img", "convert", "-f", format, "-O", "raw", &image];
@@ -74,7 +74,7 @@ fn a_load_does_not_write_over_others_data() {
         .args(["serve", "memory:1M", "--vhost-user"])
         .arg(&socket);
     command.args(["--nbd", &format!("unix:{}", address.display())]);
-    // Its API is where everybody looks for it.
+    // The API's socket is in the default directory, where `fathom bench` finds it.
     command.env("XDG_RUNTIME_DIR", dir.path());
     let mut server = Served::spawn(command, dir);
     server.wait_for("NBD clients connect");
@@ -105,7 +105,7 @@ fn a_load_does_not_write_over_others_data() {
     bench(&["write", "--overwrite"]).unwrap();
     drop(client);
     eventually("it has gone", || bench(&["write"]).ok());
-    // A virtual machine's disk has one front-end.
+    // A vhost-user disk has only one front-end.
     let mut machine = fathom()
         .args([
             "bench",

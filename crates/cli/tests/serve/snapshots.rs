@@ -1,4 +1,4 @@
-//! Disks that go on with new images on top of their own.
+//! Checks external snapshots: a disk continues on a new overlay.
 
 use crate::driver::with_disk;
 use crate::exercise::{Random, differ, exercise};
@@ -40,11 +40,11 @@ fn a_snapshot_of_every_kind_is_the_disk_as_it_was() {
                 exercise(disk, &mut model, &mut random);
                 then.push(model.clone());
                 snapshot(&served, &layer(n), &["--transient"]);
-                // What is below is nobody's to write to.
+                // The backing image is locked, so that other programs cannot write to it.
                 let io = ["-f", kind.format, "-c", "write 0 512", &image];
                 assert!(!tool(dir, "qemu-io", &io).status.success());
             }
-            // While all is changed.
+            // Takes a snapshot while the guest writes.
             thread::scope(|scope| {
                 let taken = scope.spawn(|| snapshot(&served, &layer(4), &["--transient"]));
                 while !taken.is_finished() {
@@ -66,7 +66,7 @@ fn a_snapshot_of_every_kind_is_the_disk_as_it_was() {
                 assert_eq!(differ(&is, expected), None, "{kind:?} {n}");
             }
         }
-        // All of them become one again while they are used.
+        // A mirror merges all images into one while the disk is in use.
         let (last, one) = (layer(4), as_arg(&dir.join("one")));
         let args = ["--format", "qcow2", "--allow-dir", &as_arg(dir)];
         let mut served = Served::start(&last, &args);
@@ -146,11 +146,11 @@ fn switch_that_leaves_bitmaps_behind_is_refused_unless_told() {
         &["mirror", "complete", &api, "--quiet", "--transient"],
         &left,
     );
-    // The disk and its bitmap are as before, and the mirror may still be completed.
+    // The disk and its bitmap are as before, and the mirror can still be completed.
     let listed = stdout_of(&["bitmap", "list", &api, "--json"]);
     assert!(listed.contains("\"b\""), "{listed}");
     complete(&served, &["--transient", "--leave-bitmaps"]);
     assert_eq!(stdout_of(&["bitmap", "list", &api, "--json"]).trim(), "[]");
-    // Without bitmaps nothing is said.
+    // Without bitmaps, the switch needs no option.
     snapshot(&served, &layer, &["--transient"]);
 }

@@ -1,4 +1,4 @@
-//! Sockets that others may use: whose directory is made, and whose mode and group are said.
+//! Checks sockets for other users: their directories, modes and groups.
 
 use crate::support::{
     Served, as_arg, check_refusal, eventually, fathom, pass, refused, run, short_dir, stdout_of,
@@ -12,7 +12,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What a server and its clients do in a fresh /run of their own.
+/// Starts a server in an empty /run of its own, and connects clients with two groups to its
+/// sockets.
 const SCRIPT: &str = r#"
 set -e
 mount -t tmpfs none /run
@@ -42,7 +43,7 @@ connect 64002
 connect 64003
 "#;
 
-/// Needs root, as the tests of full file systems do.
+/// Runs `SCRIPT`, and returns the lines that it prints. Needs root, to mount file systems.
 fn in_a_fresh_run(args: &[&str]) -> Vec<String> {
     let output = Command::new("unshare")
         .args(["-m", "bash", "-c", SCRIPT, "bash"])
@@ -66,7 +67,7 @@ const SOCKETS: [&str; 5] = [
     "unix:/run/fathom/nbd.sock",
 ];
 
-/// As QEMU's docs/interop/vhost-user.rst wants it of a back-end's program.
+/// Checks the conventions for back-end programs in QEMU's docs/interop/vhost-user.rst.
 #[test]
 fn it_is_a_back_end_by_qemus_conventions() {
     let dir = short_dir();
@@ -155,7 +156,7 @@ fn a_configuration_says_it_for_each_socket() {
     assert_eq!(said[4..6], ["64002 connects", "64002 is denied"]);
 }
 
-/// Another directory that is not there is more likely misspelt.
+/// The server creates only its own directory. Another missing directory is more likely misspelt.
 #[test]
 fn other_directories_are_not_made() {
     let dir = short_dir();
@@ -191,7 +192,7 @@ fn modes_and_groups_are_checked() {
     }
     let of_none = ["--nbd", "tcp:127.0.0.1:0", "--socket-mode", "660"];
     serve(&of_none, 1, &["--socket-mode", "Unix sockets"]);
-    // A group may be named.
+    // A group may have a name.
     let mode = ["--socket-mode", "640", "--socket-group", "daemon"];
     let mut served = crate::support::Served::start("null:1M", &mode);
     let metadata = std::fs::metadata(served.path("s")).unwrap();
@@ -199,7 +200,8 @@ fn modes_and_groups_are_checked() {
     assert_eq!(served.terminate().0, Some(0));
 }
 
-/// From a service manager, for one; whoever has made it removes it.
+/// A service manager may pass the socket, for example. The process that has created the socket
+/// removes it.
 #[test]
 fn the_apis_socket_can_be_inherited() {
     let dir = short_dir();
@@ -242,7 +244,8 @@ fn the_apis_socket_can_be_inherited() {
     );
 }
 
-/// Whoever is disconnected and connects again at once is refused: he would be lost by who has ended.
+/// A front-end that is disconnected and connects again at once is refused: the server that has
+/// ended would lose it.
 #[test]
 fn nobody_gets_in_when_a_server_has_ended() {
     let tenants = "api = { socket = 'c' }\ntenants = true\n";
@@ -259,14 +262,14 @@ fn nobody_gets_in_when_a_server_has_ended() {
                 .args(["serve", "--config", "conf"]);
             let mut server = command.stderr(Stdio::null()).spawn().unwrap();
             let mut first = eventually("the server", || UnixStream::connect(&path).ok());
-            // It is let in.
+            // The server has accepted the front-end.
             first.write_all(&GET_FEATURES).unwrap();
             first.read_exact(&mut [0; 20]).unwrap();
             Command::new("kill")
                 .args([signal, &server.id().to_string()])
                 .status()
                 .unwrap();
-            // However it ends.
+            // The connection may end in any way.
             let _ = first.read(&mut [0]);
             let again = UnixStream::connect(&path);
             server.wait().unwrap();
@@ -275,5 +278,6 @@ fn nobody_gets_in_when_a_server_has_ended() {
     }
 }
 
-/// A request of vhost-user (Header): number 1, version 1, no payload; answered by eight bytes.
+/// The request GET_FEATURES of vhost-user: number 1, version 1, no payload. The reply has eight
+/// bytes of payload.
 const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];

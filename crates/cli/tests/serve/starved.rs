@@ -1,4 +1,4 @@
-//! A server that hardly gets any CPU time.
+//! Checks a server that gets hardly any CPU time.
 
 use crate::support::{Kept, Served, eventually, fathom};
 use serde_json::Value;
@@ -6,10 +6,10 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the server is starved.
+/// Time for which the server gets hardly any CPU time.
 const STARVED: Duration = Duration::from_secs(15);
 
-/// Puts all threads of a process under a scheduling policy, on these CPUs. Threads that they start
+/// Sets the scheduling policy and the CPUs of all threads of a process. Threads that they start
 /// inherit both.
 fn schedule(pid: u32, policy: libc::c_int, cpus: &libc::cpu_set_t) {
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
@@ -26,7 +26,7 @@ fn schedule(pid: u32, policy: libc::c_int, cpus: &libc::cpu_set_t) {
     }
 }
 
-/// The CPUs that this process may use, and the first of them alone.
+/// Returns the CPUs that this process may use, and the first of them alone.
 fn cpus() -> (libc::cpu_set_t, libc::cpu_set_t) {
     // SAFETY: sched_getaffinity(2) fills a set that is large enough, and the macros stay within it.
     unsafe {
@@ -39,8 +39,8 @@ fn cpus() -> (libc::cpu_set_t, libc::cpu_set_t) {
     }
 }
 
-/// A thread that does not run stays in the middle of a write to an eventfd, which proves nothing about
-/// the eventfd.
+/// A thread that gets no CPU time may stay in the middle of a write to an eventfd for long. This
+/// does not mean that the eventfd is full.
 #[test]
 fn server_without_cpu_time_keeps_its_queues() {
     let served = Served::start("null:64M", &[]);
@@ -65,7 +65,7 @@ fn server_without_cpu_time_keeps_its_queues() {
         .spawn();
     let hog = Kept(hog.unwrap());
     schedule(hog.0.id(), libc::SCHED_OTHER, &first);
-    // Who is woken by a signal runs before the one that has signalled.
+    // On one CPU, a thread that a signal wakes runs before the thread that has sent the signal.
     schedule(bench.id(), libc::SCHED_OTHER, &first);
     schedule(pid, libc::SCHED_IDLE, &first);
     let end = Instant::now() + STARVED;

@@ -1,4 +1,5 @@
-//! Images that make their own what is below them while they are used.
+//! Checks `fathom stream`, which copies the data of backing images into a disk's image while it is
+//! in use.
 
 use crate::driver::with_disk;
 use crate::exercise::{KillRounds, Random, differ, exercise};
@@ -19,7 +20,7 @@ fn start(served: &Served, more: &[&str]) {
     stdout_of(&[&["stream", "start", &served.api(), "--quiet"], more].concat());
 }
 
-/// It has got its options back.
+/// Waits until the disk has its former options again.
 pub fn await_end(served: &Served) {
     eventually("its end", || {
         let changes = served.log().matches("changed: ").count();
@@ -27,7 +28,8 @@ pub fn await_end(served: &Served) {
     });
 }
 
-/// Has its internal snapshot deleted, if there is one, with which it is to be `refused`.
+/// If the image has an internal snapshot, calls `refused`, which checks that the snapshot prevents
+/// the operation. Then deletes the snapshot.
 pub fn without_snapshots(kind: Kind, dir: &Path, refused: impl FnOnce(&Served)) {
     if kind.snapshot(dir).is_some() {
         let image = as_arg(&dir.join("i"));
@@ -38,7 +40,7 @@ pub fn without_snapshots(kind: Kind, dir: &Path, refused: impl FnOnce(&Served)) 
     }
 }
 
-/// What the image names.
+/// Returns the name of the backing image in the image's header.
 pub fn below(dir: &Path, image: &str) -> Value {
     let info = qemu_img(dir, &["info", "-U", "--output", "json", image]);
     let info: Value = serde_json::from_str(&info).unwrap();
@@ -63,13 +65,13 @@ fn every_kind_of_image_becomes_whole_while_it_is_used() {
         let mut served = Served::start(&image, &kind.serve_args());
         with_disk(&served.arg("s"), 2, |disk| {
             exercise(disk, &mut model, &mut random);
-            // Not all of it.
+            // Stops the stream before its end.
             start(&served, &["--speed", "1M"]);
             exercise(disk, &mut model, &mut random);
             let told = stdout_of(&["stream", "stop", &served.api()]);
             await_end(&served);
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
-            // (There may have been little left.)
+            // (The stream may have had little left to copy.)
             if told.starts_with("done") {
                 return assert_eq!(below(dir, &image), Value::Null);
             }
@@ -97,7 +99,8 @@ fn every_kind_of_image_becomes_whole_while_it_is_used() {
     }
 }
 
-/// An image of every kind, on two others, on a raw one that has something everywhere.
+/// Makes an image of this kind, on two other images, on a raw image that has data everywhere.
+/// Returns the contents of the disk.
 fn chain(kind: Kind, dir: &Path) -> Vec<u8> {
     qemu_img(dir, &["create", "-q", "-f", "raw", "ground", "12M"]);
     qemu_io(dir, "ground", "raw", &["write -P 0x77 0 12M"]);
@@ -121,7 +124,7 @@ fn chain(kind: Kind, dir: &Path) -> Vec<u8> {
             "write -c -P 9 6M 64k",
         ],
     );
-    // Behind its end there are zeroes.
+    // Behind the end of this shorter image, the image above it reads zeroes.
     on("qcow2", "low", "qcow2", "short", "8M", "cluster_size=4k");
     qemu_io(
         dir,
@@ -143,7 +146,7 @@ fn images_between_go_and_others_come_while_it_is_used() {
         let dir = kind.dir();
         let dir = dir.path();
         let mut model = chain(kind, dir);
-        // Like the old one, mostly.
+        // The new base has mostly the same data as the old one.
         qemu_img(dir, &["create", "-q", "-f", "qed", "new", "9M"]);
         qemu_io(
             dir,
@@ -179,7 +182,7 @@ fn images_between_go_and_others_come_while_it_is_used() {
     }
 }
 
-/// Names in an image are seen from the directory of the link that it is opened by.
+/// Relative names in an image start at the directory of the link by which the image is opened.
 #[test]
 fn a_disk_that_is_a_link_finds_what_is_below_it() {
     let (links, images) = (disk_dir(), disk_dir());
@@ -284,7 +287,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         drop(streams);
         drop(load);
         let contents = after_a_kill(&served, &log, 251);
-        // Beginning again is all it takes.
+        // The same command completes the stream after the kill.
         let api = served.api();
         let is_whole = below(dir, &image).is_null();
         rounds.note(is_whole);

@@ -1,4 +1,4 @@
-//! Commits and streams that are ended while the storage of an image does not answer.
+//! Checks commits and streams that are stopped while the storage of an image does not respond.
 
 use crate::driver::{Driver, MAX_LEN, Request, with_disk};
 use crate::exercise::differ;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const MIB: usize = 1 << 20;
 const LEN: usize = SIZE as usize;
 
-/// Less than the 30 s that a job has to end while its storage answers.
+/// Less than the 30 s that a job may take to end while its storage responds.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
 fn raw(path: &str, byte: u8) {
@@ -36,7 +36,7 @@ fn serve(image: &str, more: &[&str]) -> Served {
     Served::start(image, &[&args, more].concat())
 }
 
-/// The only job, as `fathom info` shows it. Null: there is none yet.
+/// Returns the only job as `fathom info` shows it, or null if there is none yet.
 fn job(served: &Served) -> Value {
     let info = stdout_of(&["info", &served.api(), "--json"]);
     let info: Value = serde_json::from_str(&info).unwrap();
@@ -45,7 +45,8 @@ fn job(served: &Served) -> Value {
     job.cloned().unwrap_or_default()
 }
 
-/// Begins a job, and has `stop` keep storage from answering in the middle of it.
+/// Starts a job, and calls `stop` in the middle of it, after which storage must not respond any
+/// more.
 fn begin_stuck(served: &Served, args: &[&str], stop: impl FnOnce()) -> Kept {
     let mut begin = fathom();
     begin.args(args).args(["--quiet", "--speed", "4M"]);
@@ -75,7 +76,7 @@ fn is_refused_at_once(args: &[&str], words: &[&str]) {
     assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
 }
 
-/// A late write to the base must not overtake what another job writes there, so no other job begins.
+/// A late write to the base must not overwrite the data of another job, so no other job begins.
 #[test]
 fn end_of_a_commit_whose_base_does_not_answer_is_refused_at_once() {
     for is_top in [true, false] {
@@ -122,7 +123,7 @@ fn end_of_a_commit_whose_base_does_not_answer_is_refused_at_once() {
             assert_eq!(differ(&disk.contents(), &model), None);
             stdout_of(&stop);
             write(disk, &mut model, 2 * MIB, 202);
-            // It is begun anew, and comes to its end.
+            // A new commit completes.
             let again = match is_top {
                 true => vec!["commit", &api, &base, "--transient", "--quiet"],
                 false => [&commit[..], &["--quiet"]].concat(),
@@ -143,7 +144,7 @@ fn end_of_a_commit_whose_base_does_not_answer_is_refused_at_once() {
     }
 }
 
-/// A file whose reads are answered by a server, which can be stopped.
+/// A file of nbdfuse, whose reads are sent to an NBD server that can be stopped.
 struct RemoteFile {
     server: Kept,
     _mounted: Kept,
@@ -189,7 +190,7 @@ impl RemoteFile {
 
 impl Drop for RemoteFile {
     fn drop(&mut self) {
-        // Requests that wait for the server fail then.
+        // After that, requests that wait for the server fail.
         let mut unmount = Command::new("umount");
         let _ = unmount.args(["--lazy", &self.place]).output();
     }
@@ -219,7 +220,7 @@ fn end_of_a_stream_whose_backing_file_does_not_answer_is_refused_at_once() {
         stdout_of(&stop);
         write(disk, &mut model, MIB, 201);
         assert_eq!(differ(&disk.contents(), &model), None);
-        // The server's end is not held up either, and the image is valid.
+        // The stream does not delay the server's end either, and the image is valid.
         let begun = begin_stuck(&served, &start, || far.halt());
         let begin = Instant::now();
         assert_eq!(served.terminate().0, Some(1), "{}", served.log());
@@ -228,7 +229,7 @@ fn end_of_a_stream_whose_backing_file_does_not_answer_is_refused_at_once() {
     });
     assert!(served.log().contains("are abandoned"), "{}", served.log());
     far.resume();
-    // (The image's locks last as long as the requests that were in flight. Clusters may be lost that no entry names.)
+    // (The image is locked as long as its requests are in flight. It may have leaked clusters.)
     eventually("the image is valid", || {
         let check = ["check", "-f", "qcow2", &top];
         let checked = Command::new("qemu-img").args(check).output().unwrap();
@@ -240,7 +241,7 @@ fn end_of_a_stream_whose_backing_file_does_not_answer_is_refused_at_once() {
     assert_eq!(differ(&flat(dir, "qcow2", &top), &model), None);
 }
 
-/// That image is not the disk's: reads of it are left behind.
+/// The disk does not need this image yet, so reads of it can be abandoned.
 #[test]
 fn end_of_a_stream_whose_new_base_does_not_answer_succeeds() {
     let dir = disk_dir();
@@ -264,7 +265,7 @@ fn end_of_a_stream_whose_new_base_does_not_answer_succeeds() {
         drop(begun);
         write(disk, &mut model, MIB, 201);
         stdout_of(&["stream", "start", &api, "--speed", "4M"]);
-        // The thread that was left behind ends, and takes nothing of the other stream along.
+        // The end of the abandoned thread must not affect the other stream.
         far.resume();
         eventually("its end", || {
             (job(&served)["phase"] == "done").then_some(())

@@ -1,4 +1,4 @@
-//! Images that disks have left for newer ones: nobody writes to them by mistake.
+//! Checks that nobody writes by mistake to an image that a disk has left for a newer one.
 
 use crate::driver::{Request, with_disk};
 use crate::keep;
@@ -16,7 +16,7 @@ use std::path::Path;
 const MARK: &str = "user.fathom.superseded";
 const SIZE: u64 = 4 << 20;
 
-/// What an image's file says; null: nothing.
+/// Returns the mark of an image's file, or null if there is none.
 fn mark(path: &str) -> Value {
     let mut bytes = vec![0; 4096];
     match getxattr(path, MARK, bytes.as_mut_slice()) {
@@ -51,7 +51,8 @@ fn first_byte(path: &str) -> u8 {
     byte[0]
 }
 
-/// `fathom serve` with these arguments is refused, since `newer` has superseded the image.
+/// Checks that `fathom serve` with these arguments is refused because `newer` has superseded the
+/// image.
 fn check_refused(image: &str, more: &[&str], newer: &str) {
     let dir = short_dir();
     let socket = as_arg(&dir.path().join("s"));
@@ -76,17 +77,17 @@ fn image_below_a_snapshot_is_not_written_again() {
     write(&served, 2);
     assert_eq!(served.terminate().0, Some(0));
     assert_eq!(first_byte(&image), 1);
-    // The same command line again.
+    // The same command line is refused.
     check_refused(&image, &[], &layer);
     check_refused(&image, &["--format", "raw", "--cache", "writeback"], &layer);
-    // To be read, and below the newer image, it can be used.
+    // The image can be used read-only, and as the backing image of the newer image.
     let mut served = Served::start(&image, &["--readonly"]);
     assert_eq!(served.terminate().0, Some(0));
     let mut served = Served::start(&layer, &["--format", "qcow2"]);
     write(&served, 3);
     assert_eq!(served.terminate().0, Some(0));
     assert_eq!((first_byte(&image), mark(&image)), (1, found));
-    // Until somebody says that it is to be.
+    // A user may allow writes to the image.
     let mut served = Served::start(&image, &["--allow-superseded"]);
     assert_ne!(mark(&image), Value::Null, "nobody has used it");
     write(&served, 4);
@@ -129,7 +130,7 @@ fn base_of_a_completed_commit_is_the_disks_image_again() {
     snapshot(&served, &layer, &["--transient"]);
     write(&served, 2);
     assert_eq!(mark(&base)["image"], *layer);
-    // (A job needs the image in use.)
+    // (A job runs only while the image is in use.)
     with_disk(&served.arg("s"), 1, |_| {
         stdout_of(&["commit", &served.api(), &base, "--transient", "--quiet"]);
     });
@@ -176,7 +177,7 @@ fn persistent_disk_is_served_on_its_newer_image_and_no_other_disk_on_the_old_one
     let words = ["superseded by", &*layer, "allow-superseded"];
     refused(1, &other, &words);
     stdout_of(&["disk", "remove", &api, "--disk", "d"]);
-    // Whoever says so gets it, and it is the disk's image when the server starts again.
+    // With `--allow-superseded`, another disk gets the image, and the mark is removed.
     add(&served, "e", &image, &["--allow-superseded"]);
     write(&served, 5);
     assert_eq!(mark(&image), Value::Null);
@@ -184,7 +185,8 @@ fn persistent_disk_is_served_on_its_newer_image_and_no_other_disk_on_the_old_one
     assert_eq!(first_byte(&image), 5);
 }
 
-/// The server dies when the old image is marked and the definition is not yet written; both images are the same then.
+/// The server dies when the old image is marked and the definition is not yet written. Both images
+/// have the same data then.
 #[test]
 fn switch_that_the_server_did_not_live_to_finish_is_forgotten() {
     let dir = disk_dir();
@@ -206,13 +208,13 @@ fn switch_that_the_server_did_not_live_to_finish_is_forgotten() {
     let served = keep::again(served, "KILL", "");
     assert!(is_served(&served), "{}", served.log());
     assert_eq!(mark(&image), Value::Null);
-    // Of another definition it says nothing.
+    // A mark that names another definition counts.
     unfinished("/elsewhere/d.toml");
     let served = keep::again(served, "KILL", "");
     assert!(!is_served(&served));
     assert!(served.log().contains("superseded by newer"));
     assert_ne!(mark(&image), Value::Null);
-    // A disk of the configuration has no such definition.
+    // A disk of the command line has no such definition.
     unfinished(&definition);
     drop(served);
     check_refused(&image, &[], "newer");
@@ -276,7 +278,7 @@ fn img_shows_marks_warns_and_removes_them_from_new_images() {
         "{said}"
     );
     assert_ne!(mark(&image), Value::Null);
-    // What is written over it is another image.
+    // A file that is overwritten is a new image without a mark.
     raw(&path("raw"));
     let overwrite: &[&[&str]] = &[
         &["img", "create", "-f", "qcow2", &image, "4M"],
@@ -301,7 +303,7 @@ fn img_shows_marks_warns_and_removes_them_from_new_images() {
         );
         assert_eq!(mark(&image), Value::Null, "{args:?}");
     }
-    // A base that gets all that the newer image has.
+    // The base of a commit gets all data of the newer image, so its mark is removed.
     qemu_img(
         dir.path(),
         &["create", "-f", "qcow2", "-b", "i", "-F", "qcow2", "above"],
@@ -364,7 +366,7 @@ fn device_is_marked_in_the_directory_of_definitions() {
         raw(&path(name));
     }
     let device = Loop::of(&path("one"));
-    // Without such a directory the reply says that nothing keeps others from it.
+    // Without such a directory, the command warns that nothing prevents the use of the old device.
     let mut served = Served::start(&device.0, &[]);
     mirror::start(&served, &path("t"), &["--wait"]);
     let mut complete = fathom();
@@ -389,7 +391,7 @@ fn device_is_marked_in_the_directory_of_definitions() {
         refused(1, &args, &["superseded by", &path("t")]);
     };
     refuse(&device.0, "e");
-    // It is known by what it is, not by its name.
+    // Another loop device on the same file is the same device.
     let again = Loop::of(&path("one"));
     refuse(&again.0, "f");
     drop((again, device));

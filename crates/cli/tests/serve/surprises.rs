@@ -1,5 +1,4 @@
-//! What becomes of image files that others cut, replace or delete while they
-//! are served.
+//! Checks image files that other programs cut, replace or delete while they are served.
 
 use crate::driver::{Driver, Request, with_disk};
 use crate::kinds::{qemu_img, tool};
@@ -10,7 +9,7 @@ use std::path::Path;
 const SIZE: usize = 8 << 20;
 const CLUSTER: usize = 64 << 10;
 
-/// An image full of data that is `i` in `dir`; the data.
+/// Makes an image `i` in `dir` that is full of data. Returns the data.
 fn full_image(dir: &Path, format: &str) -> Vec<u8> {
     let data: Vec<u8> = (0..SIZE / 8)
         .flat_map(|n| (n as u64 | 1 << 63).to_le_bytes())
@@ -87,7 +86,7 @@ fn what_was_cut_off_is_never_zeroes() {
     }
 }
 
-/// As QEMU writes it: the last cluster need not be there in full.
+/// QEMU may also leave the last cluster of a file incomplete.
 #[test]
 fn a_file_may_end_within_its_last_cluster() {
     let dir = disk_dir();
@@ -113,7 +112,7 @@ fn a_file_may_end_within_its_last_cluster() {
         tool(dir, "qemu-img", &["check", "i"]).status.code(),
         Some(0)
     );
-    // But its tables must be there.
+    // The tables must be complete, however.
     cut(dir, 4 * CLUSTER as u64);
     let mut server = Served::start(&as_arg(&dir.join("i")), &["--format", "qcow2"]);
     let bench = [
@@ -127,7 +126,7 @@ fn a_file_may_end_within_its_last_cluster() {
     server.wait_for("table at 0x");
 }
 
-/// QEMU reads zeroes from what was cut off before the image was opened.
+/// QEMU reads zeroes from the part that was cut off before it opened the image.
 #[test]
 fn image_that_was_cut_off_is_not_written_to_unless_zeroes_are_wanted() {
     const LOST: usize = SIZE - 4 * CLUSTER;
@@ -146,7 +145,7 @@ fn image_that_was_cut_off_is_not_written_to_unless_zeroes_are_wanted() {
     server.wait_for("not opened for writing: its file is truncated");
     assert!(server.log().contains("--zero-missing-clusters"));
     assert_eq!(server.terminate().0, Some(0));
-    // Whoever only reads gets what is left.
+    // A read-only disk has the data that is left.
     let mut server = Served::start(&image, &["--format", "qcow2", "--readonly"]);
     with_disk(&server.arg("s"), 1, |disk| {
         let lost = read(disk, (LOST..SIZE).step_by(CLUSTER));
@@ -159,7 +158,7 @@ fn image_that_was_cut_off_is_not_written_to_unless_zeroes_are_wanted() {
     assert_eq!(server.terminate().0, Some(0));
     let log = server.log();
     assert_eq!(log.matches("beyond the file's end").count(), 1, "{log}");
-    // Whoever wants zeroes says so, and writes.
+    // With `--zero-missing-clusters`, the lost data reads as zeroes, and the disk is writable.
     let options = ["--format", "qcow2", "--zero-missing-clusters"];
     let mut server = Served::start(&image, &options);
     data[LOST..].fill(0);

@@ -1,5 +1,5 @@
-//! When what a server depends on does not do its part: a storage that says nothing, a log that
-//! nobody reads, threads that cannot be made, files that may not grow.
+//! Checks failures of what a server depends on: storage that does not respond, a log that nobody
+//! reads, threads that cannot be created, files that cannot grow.
 
 use crate::support::nbd::{make_image, prints, python};
 use crate::support::{
@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// QEMU's server has one of two disks, and stops in the middle of a request.
+/// One of two disks is on a server of QEMU, which is stopped in the middle of a request.
 #[test]
 fn a_storage_that_says_nothing_ends_neither_the_others_nor_the_end() {
     let (images, dir) = (disk_dir(), short_dir());
@@ -102,7 +102,7 @@ fn a_log_that_nobody_reads_any_more_ends_nothing() {
     for _ in 0..3 {
         let mut stranger = UnixStream::connect(path("s")).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        // It is thrown out, about which there would be something to say.
+        // The server disconnects the client, and would write a line about it to the log.
         assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)));
         let (socket, n) = (path("s"), "100");
         stdout_of(&["bench", "--vhost-user", &socket, "--number-ios", n]);
@@ -111,7 +111,7 @@ fn a_log_that_nobody_reads_any_more_ends_nothing() {
     assert!(served.0.wait().unwrap().success());
 }
 
-/// A user of its own, whom nobody exempts from limits.
+/// A user without other processes, to whom limits apply.
 const NOBODY: u32 = 64_321;
 
 #[test]
@@ -127,14 +127,15 @@ fn threads_that_cannot_be_made_end_nothing() {
     command.args(["--filter", "delay:read=1us"]);
     let mut served = Served::spawn(command, dir);
     served.wait_for("NBD clients connect to");
-    // By that user itself: root may lack the right.
+    // Sets the limit as this user, because root may lack the right to do so.
     let pid = served.child.id().to_string();
     let mut limit = Command::new("prlimit");
     limit.uid(NOBODY).gid(NOBODY);
     let limited = limit.args(["--nproc=0:0", "--pid", &pid]).status();
     assert!(limited.expect("prlimit is installed").success());
     for _ in 0..3 {
-        // Their interrupts may block, and they leave while requests are in flight.
+        // The server's interrupts may block, and the front-end disconnects while requests are in
+        // flight.
         served.load(1000, &["--iodepth", "8"]);
         let uri = format!("nbd+unix:///?socket={socket}");
         let refused = ["bench", "--nbd", &uri, "--number-ios", "1"];
@@ -195,7 +196,7 @@ fn thaw_without_a_thread_releases_clients() {
     assert_eq!(line.as_deref(), Ok("read"), "{}", served.log());
 }
 
-/// Nobody waits for the reader, not even the end.
+/// Nothing waits for the reader of the log, not even the end of the server.
 #[test]
 fn a_log_that_nobody_reads_for_now_holds_up_nothing() {
     let dir = short_dir();
@@ -209,7 +210,7 @@ fn a_log_that_nobody_reads_for_now_holds_up_nothing() {
         "--nbd",
         &format!("unix:{}", path("n")),
     ]);
-    // All lines, however often they come; and those of requests.
+    // Logs all lines, however frequent, and all requests.
     command.args(["--log", "debug", "--filter", "log"]);
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut served = Kept(child.expect("it starts"));
@@ -221,7 +222,8 @@ fn a_log_that_nobody_reads_for_now_holds_up_nothing() {
         line.clear();
         assert!(log.read_line(&mut line).unwrap() > 0);
     }
-    // Each is refused, about which there is a line. Twenty fill the pipe.
+    // The server refuses each of these clients, and logs a line about each. Twenty lines fill the
+    // pipe.
     const STRANGERS: usize = 200;
     for n in 0..STRANGERS {
         let socket = if n % 2 == 0 { path("n") } else { path("s") };
@@ -238,7 +240,7 @@ fn a_log_that_nobody_reads_for_now_holds_up_nothing() {
         let status = eventually("an answer", || child.0.try_wait().unwrap());
         status.success()
     };
-    // More than the filter keeps.
+    // More lines than the filter buffers.
     assert!(answers(&[
         "bench",
         "--nbd",
@@ -262,7 +264,7 @@ fn a_log_that_nobody_reads_for_now_holds_up_nothing() {
     assert!(ended.success());
 }
 
-/// A limit of the process's is as a disk that is full: writes fail, and nothing else.
+/// A limit on the size of files is like a full disk: writes fail, and nothing else does.
 #[test]
 fn files_that_may_not_grow_fail_writes_and_nothing_else() {
     const LIMIT: u64 = 1 << 20;
@@ -272,7 +274,7 @@ fn files_that_may_not_grow_fail_writes_and_nothing_else() {
         fs::create_dir(&dir).unwrap();
         make_image(&dir, "qcow2", 64 << 20)
     };
-    // Memory is a file, too, as far as that limit goes.
+    // The limit also applies to memory disks, whose memory is a file.
     let mut command = Command::new("prlimit");
     command.arg(format!("--fsize={LIMIT}"));
     let socket = as_arg(&images.path().join("s"));
@@ -335,7 +337,7 @@ print(written)
         let said = prints(images.path(), "qemu-io", &["-c", &pattern, &image]);
         assert!(!said.contains("Pattern verification failed"), "{said}");
     }
-    // Likewise an image that is being made.
+    // The limit also applies to an image that is being made.
     let raw = images.path().join("raw");
     fs::write(&raw, vec![1; 2 * LIMIT as usize]).unwrap();
     let target = as_arg(&images.path().join("target"));

@@ -1,7 +1,8 @@
-//! Kills a server during switches of a static, a persistent and a transient disk, and restarts it as a user would.
+//! Kills a server during switches of a static, a persistent and a transient disk, and restarts it
+//! as a user would.
 //!
-//! After each restart every disk must have all writes that were acknowledged, or the server must refuse the image and
-//! name the one that has them.
+//! After each restart, every disk must have all writes that were acknowledged, or the server must
+//! refuse its image and name the image that has these writes.
 
 use crate::exercise::{Random, variable};
 use crate::kinds::qemu_img;
@@ -15,13 +16,14 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-/// Rounds of one run; `FATHOM_ROUNDS` multiplies them.
+/// Number of rounds in one run. `FATHOM_ROUNDS` multiplies it.
 const ROUNDS: u64 = 6;
 
-/// Longest time from the start of the switches to the kill, at first. It follows what the machine takes.
+/// Longest time from the start of the switches to the kill, in the first round. Later rounds adapt
+/// it to the machine.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// The least that it becomes.
+/// Minimum of that time.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The owner of a disk's definition.
@@ -31,7 +33,7 @@ pub enum Owner {
     Static,
     /// A file in the server's `disks-dir`.
     Persistent,
-    /// The process.
+    /// The running server, until it ends.
     Transient,
 }
 
@@ -47,7 +49,7 @@ impl Owner {
     }
 }
 
-/// How a disk leaves its image.
+/// The operation by which a disk changes its image.
 #[derive(Clone, Copy, Debug)]
 enum Switch {
     Snapshot,
@@ -62,7 +64,7 @@ const SWITCHES: [Switch; 3] = [Switch::Snapshot, Switch::Mirror, Switch::Commit]
 struct Disk {
     owner: Owner,
     switch: Switch,
-    /// The image that it has at the begin.
+    /// The image that the disk has at the start of the round.
     image: String,
     /// The image that a snapshot or a mirror makes.
     other: String,
@@ -85,7 +87,8 @@ impl Disk {
         format!("{}.log", self.image)
     }
 
-    /// Adds the disk through the API with this image. Returns what the server answers if it refuses the image.
+    /// Adds the disk on this image through the API. Returns the server's error if it refuses the
+    /// image.
     fn add(&self, served: &Served, image: &str) -> Result<(), String> {
         let mut add = fathom();
         add.args(["disk", "add", "--server", &served.api(), self.owner.disk()]);
@@ -107,7 +110,7 @@ impl Disk {
         }
     }
 
-    /// A static disk leaves its image only if that is said.
+    /// Returns the option without which a static disk does not change its image.
     fn for_now(&self) -> &'static [&'static str] {
         match self.owner {
             Owner::Static => &["--transient"],
@@ -123,7 +126,7 @@ impl Disk {
         command
     }
 
-    /// What comes before the switch that is interrupted.
+    /// Does what must come before the switch that is interrupted.
     fn prepare(&self, served: &Served) {
         let mut first = match self.switch {
             Switch::Snapshot => return,
@@ -176,7 +179,8 @@ fn configure(dir: &Path, disk: &Disk, image: &str) {
     fs::write(path("conf"), text).unwrap();
 }
 
-/// Starts the server with its configuration. Returns the reason if it does not serve the configuration's disk.
+/// Starts the server with its configuration. Returns the reason if the server does not serve the
+/// configuration's disk.
 pub fn start(dir: tempfile::TempDir) -> Result<Served, (tempfile::TempDir, String)> {
     let mut command = fathom();
     command.args(["serve", "--config", &as_arg(&dir.path().join("conf"))]);
@@ -196,8 +200,9 @@ pub fn start(dir: tempfile::TempDir) -> Result<Served, (tempfile::TempDir, Strin
     }
 }
 
-/// Restarts a killed server with the same configuration. Where it refuses the static disk's image, does what a user
-/// would do: has the configuration name the image that the server named.
+/// Restarts a killed server with the same configuration. If the server refuses the static disk's
+/// image, does what a user would do: writes the image that the server has named to the
+/// configuration. Returns whether the server has refused the image.
 fn restart(mut served: Served, disk: &Disk) -> (Served, bool) {
     served.signal("KILL");
     let _ = served.end();
@@ -214,7 +219,7 @@ fn restart(mut served: Served, disk: &Disk) -> (Served, bool) {
     }
 }
 
-/// The image that a refusal of `image` names.
+/// Returns the image that a refusal of `image` names.
 fn newer_image<'a>(disk: &'a Disk, image: &str, refusal: &str) -> &'a str {
     assert!(
         refusal.contains("superseded"),

@@ -1,4 +1,4 @@
-//! Targets of mirrors that die, hang, or are none.
+//! Checks targets of mirrors that die, hang, or are not suitable.
 
 use crate::driver::{Request, with_disk};
 use crate::kinds::qemu_img;
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::slice;
 use std::time::{Duration, Instant};
 
-/// Of 64 MiB, with an NBD server for the target.
+/// A target of 64 MiB on an NBD server.
 struct Remote {
     _dir: tempfile::TempDir,
     server: Kept,
@@ -54,7 +54,7 @@ fn a_target_that_dies_or_hangs_keeps_nobody_from_anything() {
                 disk.all(&vec![write.clone(); 100]);
                 await_phase(&served, "ready");
                 remote.server.signal(signal);
-                // (More than may be left to be copied.)
+                // (More data than the mirror may have left to copy.)
                 for n in 0..1024u64 {
                     let data = vec![n as u8; 64 << 10];
                     let offset = n * (64 << 10);
@@ -63,7 +63,7 @@ fn a_target_that_dies_or_hangs_keeps_nobody_from_anything() {
                 }
                 Instant::now()
             });
-            // It lets go of the disk at once, as its virtual machine has.
+            // The mirror releases the disk as soon as its virtual machine has disconnected.
             with_disk(&socket, 1, |disk| {
                 assert_eq!(disk.all(slice::from_ref(&write)), [Ok(Vec::new())]);
             });
@@ -110,7 +110,7 @@ fn what_cannot_be_a_target_is_refused() {
     );
     fails(&other, &["-o", "preallocation=off"], &["exists already"]);
     fails("null:1M", &[], &["the same size"]);
-    // Users have been told of blocks of 512 bytes.
+    // Front-ends of the disk use blocks of 512 bytes.
     let socket = path("n");
     let mut coarse = Command::new("nbdkit");
     coarse.args(["-f", "-U", &socket, "--filter=blocksize-policy"]);
@@ -132,7 +132,7 @@ fn what_cannot_be_a_target_is_refused() {
         &["create", "-q", "-f", "qcow2", &path("q"), "4M"],
     );
     fails(&path("q"), &[], &["qcow2"]);
-    // One thing at a time.
+    // Only one operation at a time is possible.
     let target = path("t");
     start(&served, &target, &["--wait"]);
     fails(&path("u"), &[], &["a mirror is in progress"]);

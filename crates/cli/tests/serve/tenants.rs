@@ -1,4 +1,4 @@
-//! Tenants: processes of their own, each with some of a server's disks.
+//! Checks tenants: processes that each serve some of a server's disks.
 
 mod hostile;
 pub mod limits;
@@ -20,15 +20,16 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Bytes of a disk.
+/// Size of a disk in bytes.
 const LEN: usize = SIZE as usize;
 
-/// A server with these disks, each with its image, and what else there is to say of it.
+/// Starts a server with these disks. For each: its name, its image, and more lines of its
+/// configuration.
 pub fn start(dir: TempDir, disks: &[(&str, &str, &str)]) -> Served {
     start_with(dir, "tenants = true", disks)
 }
 
-/// Likewise, with what is said of tenants.
+/// Starts a server like [`start`], with these lines about tenants.
 fn start_with(dir: TempDir, tenants: &str, disks: &[(&str, &str, &str)]) -> Served {
     let config = configure(&dir, tenants, disks);
     let mut command = fathom();
@@ -53,11 +54,12 @@ fn configure(dir: &TempDir, tenants: &str, disks: &[(&str, &str, &str)]) -> Stri
     path("conf")
 }
 
-/// Start a server by this configuration as a user who has no rights.
+/// Starts a server with this configuration as a user without privileges. Returns its output when it
+/// ends.
 fn serve_as_nobody(dir: &TempDir, config: &str) -> Output {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    // The program may be where others cannot go. (Whoever is just starting something else here must not
-    // have it open for writing.)
+    // The user may have no access to the directory of the program. (Another process makes the copy:
+    // a child that this process is just starting must not have the copy open for writing.)
     let copy = dir.path().join("fathom");
     let mut copying = Command::new("cp");
     copying.arg(env!("CARGO_BIN_EXE_fathom")).arg(&copy);
@@ -81,7 +83,7 @@ fn pid(served: &Served, disk: &str) -> u64 {
     state(served, disk)["pid"].as_u64().unwrap()
 }
 
-/// Write and read all over a disk whose contents are `model`, and are when this ends.
+/// Writes and reads all over a disk. `model` has its contents, before and after that.
 fn use_disk(served: &Served, disk: &str, model: &mut [u8]) {
     with_disk(&socket(served, disk), 1, |driver| {
         let mut random = Random::new(7);
@@ -115,7 +117,7 @@ fn each_tenant_is_a_process_and_the_supervisor_has_nothing_of_its_disks() {
         { open }.any(|fd| fs::read_link(fd.path()).is_ok_and(|to| as_arg(&to) == image))
     };
     assert!(has_image(a) && !has_image(b) && !has_image(supervisor));
-    // Who connects is told whom he speaks to.
+    // The front-end sees the process id of the tenant.
     let info = stdout_of(&[
         "bench",
         "--vhost-user",
@@ -124,7 +126,7 @@ fn each_tenant_is_a_process_and_the_supervisor_has_nothing_of_its_disks() {
         "1",
     ]);
     assert!(info.contains(&format!("(pid {a},")), "{info}");
-    // One that has no disks any more is gone.
+    // A tenant without disks ends.
     let api = served.api();
     stdout_of(&["disk", "remove", &api, "--disk", "b"]);
     assert_eq!(pid(&served, "d"), d);
@@ -217,7 +219,7 @@ fn every_kind_of_disk_is_had_by_a_tenant() {
     }
     assert!(fs::read(under).unwrap() == base);
     assert!(fs::metadata(log).unwrap().len() > 0);
-    // What is asked of a disk gets there.
+    // Requests about a disk reach its tenant.
     let (api, trace) = (served.api(), served.arg("trace"));
     stdout_of(&["trace", "--pid", &api, "--disk", "raw", "--on", &trace]);
     use_disk(&served, "raw", &mut contents(&served, "raw"));
@@ -255,11 +257,11 @@ fn a_tenant_that_says_nothing_holds_up_nobody() {
     };
     assert_eq!(all(), 2);
     refused(1, &["stats", &api, "--disk", "a"], &["did not respond"]);
-    // (Without a limit, the stopped tenant would never answer.)
+    // (Without a limit, the stopped tenant would never reply.)
     assert!(begun.elapsed() < Duration::from_secs(60));
     send("CONT", stuck);
     stdout_of(&["stats", &api, "--disk", "a"]);
-    // One that does not let go is ended.
+    // A tenant that does not release its disk is killed.
     send("STOP", stuck);
     refused(
         1,
@@ -340,7 +342,7 @@ fn what_cannot_be_had_is_told_and_keeps_nobody_from_the_rest() {
     use_disk(&served, "b", &mut vec![0; LEN]);
 }
 
-/// By other options, which are kept, and hold for a process that comes after one that died.
+/// Changed options are persistent, and apply to the process that replaces one that died.
 #[test]
 fn a_tenants_disk_changes_while_it_is_used() {
     let dir = short_dir();

@@ -1,4 +1,4 @@
-//! `fathom top`: as text, as JSON, and in a terminal, which is tmux's.
+//! Checks `fathom top`: as text, as JSON, and in a terminal of tmux.
 
 use crate::live::{server, uri};
 use crate::support::{Kept, Served, eventually, fathom, refused, short_dir, stdout_of};
@@ -14,7 +14,7 @@ fn lines_of(args: &[&str]) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Reads without an end, of the slow disk.
+/// Starts a load that reads from the slow disk.
 fn load(served: &Served) -> Kept {
     let uri = uri(served, "slow");
     let args = ["bench", "--nbd", &uri, "--rw", "randread", "--iodepth", "4"];
@@ -34,7 +34,7 @@ fn text_and_json_are_for_who_has_no_screen() {
             "{lines:#?}"
         );
         assert!(lines[1].starts_with("DISK") && lines[1].ends_with("LIMITED BY"));
-        // The disk with most requests comes first.
+        // The disk with the most requests comes first.
         let slow = &lines[2];
         let is_busy = slow.contains("filter delay:read=30ms holds back");
         assert!(
@@ -106,7 +106,7 @@ fn all_servers_of_this_machine_are_found() {
     };
     let found = disks(&top(&[]));
     assert!(names.iter().all(|name| found.contains(name)), "{found:?}");
-    // By its name, one disk alone.
+    // The name of a disk selects that disk only.
     let one = disks(&top(&[&names[1]]));
     assert_eq!(one, names[1..]);
     served.pop().unwrap().terminate();
@@ -145,7 +145,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// `environment`: as for env(1).
+    /// Starts a terminal of this size. `environment` has variables, as arguments of env(1).
     fn start(width: u16, height: u16, environment: &[&str]) -> Terminal {
         let terminal = Terminal { dir: short_dir() };
         let (width, height) = (width.to_string(), height.to_string());
@@ -161,7 +161,7 @@ impl Terminal {
 
     fn tmux(&self, args: &[&str]) -> Output {
         let mut tmux = Command::new("tmux");
-        // UTF-8 whatever the environment says, and no configuration of whoever runs this.
+        // Uses UTF-8 in any environment, and ignores the user's configuration.
         tmux.args(["-u", "-f", "/dev/null", "-S"])
             .arg(self.dir.path().join("t"));
         tmux.args(args).stdin(Stdio::null()).env_remove("TMUX");
@@ -169,7 +169,7 @@ impl Terminal {
             .expect("tmux is installed (tools/setup.sh does that)")
     }
 
-    /// Names of keys as tmux has them, or text.
+    /// Presses keys, by their names in tmux, or types text.
     fn press(&self, keys: &[&str]) {
         let sent = self.tmux(&[&["send-keys", "--"], keys].concat());
         assert!(sent.status.success(), "{sent:?}");
@@ -193,7 +193,7 @@ impl Terminal {
         String::from_utf8(said).unwrap().trim().to_owned()
     }
 
-    /// The screen, once it has these words.
+    /// Waits until the screen has these words, and returns the screen.
     fn wait_for(&self, words: &str) -> String {
         let what = format!("'{words}' on the screen");
         let deadline = Deadline::new(&what);
@@ -207,7 +207,7 @@ impl Terminal {
         }
     }
 
-    /// The terminal's settings, as text; `mark` has not been on the screen.
+    /// Returns the terminal's settings as text. `mark` must not have been on the screen before.
     fn settings(&self, mark: &str) -> String {
         let file = self.dir.path().join(mark);
         self.run(&format!("stty -a > {}; echo {mark}-do''ne", file.display()));
@@ -215,11 +215,11 @@ impl Terminal {
         fs::read_to_string(file).unwrap()
     }
 
-    /// It is a shell's again, as it was.
+    /// Checks that the terminal belongs to the shell again, with its former settings.
     fn is_given_back(&self, settings: &str, mark: &str) {
         self.wait_for("was-here");
         assert_eq!(self.ask("#{alternate_on} #{cursor_flag}"), "0 1");
-        // (Its size may be another one.)
+        // (The size may be another one.)
         let of = |text: &str| {
             text.split_once(';')
                 .unwrap()
@@ -252,7 +252,7 @@ fn top(served: &Served) -> String {
     )
 }
 
-/// Names of disks, from top to bottom.
+/// Returns the names of disks on the screen, from top to bottom.
 fn disks(screen: &str) -> Vec<&str> {
     let rows = screen.lines().skip(3);
     let first = rows.filter_map(|line| line.split(' ').next());
@@ -281,19 +281,19 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
         "{screen}"
     );
     assert_eq!(terminal.ask("#{alternate_on} #{cursor_flag}"), "1 0");
-    // Sorted by name, and the other way round.
+    // Sorts by name in both directions.
     terminal.press(&["N"]);
     assert_eq!(disks(&terminal.wait_for("DISK▼")), ["bad", "idle", "slow"]);
     terminal.press(&["N"]);
     assert_eq!(disks(&terminal.wait_for("DISK▲")), ["slow", "idle", "bad"]);
-    // A filter.
+    // Filters by name.
     terminal.press(&["/", "idl"]);
     terminal.wait_for("filter: idl");
     terminal.press(&["Enter"]);
     assert_eq!(disks(&terminal.wait_for(" /idl,")), ["idle"]);
     terminal.press(&["Escape"]);
     terminal.wait_for("bad");
-    // Columns and help.
+    // Opens the columns and the help.
     terminal.press(&["f"]);
     terminal.wait_for("* c  DISK");
     terminal.press(&["d"]);
@@ -302,7 +302,7 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
     terminal.wait_for("Ctrl-C");
     terminal.press(&["x", "s", "9", "9", "Enter"]);
     terminal.wait_for("from 500ms to 60s");
-    // One disk, with latencies of 30 ms.
+    // Shows one disk, with latencies of 30 ms.
     terminal.press(&["Enter"]);
     let screen = terminal.wait_for("limited by: filter delay:read=30ms");
     assert!(
@@ -315,7 +315,7 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
         "{screen}"
     );
     assert!(screen.contains("queue 3"), "{screen}");
-    // Wide, and tiny.
+    // Resizes the terminal to a large size and to a tiny one.
     terminal.press(&["Escape"]);
     terminal.resize(160, 50);
     let screen = terminal.wait_for("LIMITED BY");
@@ -328,7 +328,7 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
     );
     terminal.resize(80, 24);
     terminal.wait_for("V used");
-    // An upgrade on the way.
+    // Upgrades the server meanwhile.
     terminal.press(&["Enter"]);
     terminal.wait_for("limited by");
     served.upgrade();
@@ -369,7 +369,7 @@ fn a_signal_leaves_the_terminal_as_it_was_and_a_server_that_goes_is_waited_for()
         });
         assert!(!coloured, "{with_codes:?}");
     }
-    // Its server ends.
+    // The server ends, and `fathom top` waits for another one.
     terminal.press(&["Escape"]);
     served.terminate();
     terminal.wait_for("waiting for a server");

@@ -1,4 +1,4 @@
-//! Traces, written by the daemon and read by another process.
+//! Checks traces, which the server writes and another process reads.
 
 use crate::driver::{Request, with_disk};
 use crate::support::{Served, eventually, fathom, refused, stdout_of};
@@ -14,8 +14,8 @@ fn lines(text: &str) -> Vec<Value> {
         .collect()
 }
 
-/// So many records of a trace that is on: clients may have an answer before
-/// its record is written.
+/// Waits until an active trace has this number of records. Clients may get a reply before its
+/// record is written.
 fn live(trace: &str, count: usize) -> Vec<Value> {
     let records = eventually("its records", || {
         let records = lines(&stdout_of(&["trace", "--json", trace]));
@@ -96,15 +96,15 @@ fn tracing_is_switched_on_and_off_under_load() {
     let image = served.arg("image");
     let on = ["trace", "--pid", &control, "--on", &image];
     refused(1, &on, &["not a trace"]);
-    // The trace that was on still is.
+    // The previous trace is still active.
     served.load(50, &[]);
     live(&trace, 100);
 }
 
-/// However long the server's thread takes to go on after it has answered.
+/// This holds even if the server's thread continues late after its reply.
 #[test]
 fn a_trace_that_was_switched_off_has_all_that_clients_have_seen() {
-    // Every other one takes that long.
+    // The injector delays every other interrupt for this time.
     let served = Served::start("memory:1M", &["--inject", "notify=500ms"]);
     let (control, trace) = (served.api(), served.arg("trace"));
     with_disk(&served.arg("s"), 1, |disk| {
@@ -176,11 +176,12 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
-/// The truth that other instruments are checked against: a delay is in its own stage and in no
-/// other, and as long as the injector says.
+/// Other instruments are checked against this: an injected delay is only in its own stage, and as
+/// long as the injector says.
 #[test]
 fn an_injected_delay_is_found_in_its_stage() {
-    // A front-end that finds its answer before it sleeps asks for no notification.
+    // A front-end that finds its reply before it sleeps requests no interrupt. The filter delays
+    // replies for long enough.
     let slow = ["--filter", "delay:read=20ms"];
     for (place, stage, options) in [
         ("queue", "queue", &[][..]),
@@ -207,7 +208,7 @@ fn an_injected_delay_is_found_in_its_stage() {
             if row["stage"] == stage || row["stage"] == "total" {
                 assert!(mean > 0.8 * injected_mean, "{place}: {row}");
             } else {
-                // A loaded machine may hold up the server anywhere, but not half of the time.
+                // A loaded machine may delay the server in any stage, but not for half of the time.
                 assert!(mean < 0.3 * median, "{place}: {row}");
             }
         }
@@ -235,7 +236,7 @@ fn a_trace_that_another_process_truncates_is_given_up_and_the_disk_served_on() {
     refused(1, &["trace", &trace], &["not a trace"]);
     let info = stdout_of(&["info", &served.api(), "--json"]);
     assert!(info.contains("\"trace\":null"), "{info}");
-    // As the log says.
+    // The log suggests this command.
     let pid = served.api();
     stdout_of(&["trace", "--pid", &pid, "--on", &trace]);
     served.load(500, &load);

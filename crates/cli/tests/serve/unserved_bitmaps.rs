@@ -1,4 +1,5 @@
-//! Bitmaps beside images, and of devices, as `fathom img bitmap` sees to them while no server has the disk.
+//! Checks `fathom img bitmap` for bitmaps in files next to images, and for those of devices, while
+//! no server uses the disk.
 
 use crate::driver::{Request, with_disk};
 use crate::kinds::{SIZE, qemu_img, tool};
@@ -8,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// Names, dirty bytes, and why all is.
+/// Returns the bitmaps: for each, its name, its dirty bytes, and the reason if all of it is dirty.
 fn listed(args: &[&str]) -> Vec<(String, u64, Option<String>)> {
     let all = [&["img", "bitmap", "--list", "--json"], args].concat();
     let all: Value = serde_json::from_str(&stdout_of(&all)).expect("JSON");
@@ -21,7 +22,7 @@ fn listed(args: &[&str]) -> Vec<(String, u64, Option<String>)> {
     all.as_array().unwrap().iter().map(one).collect()
 }
 
-/// Likewise, where all is known.
+/// Returns the names and dirty bytes of bitmaps that all must be valid.
 fn dirty(args: &[&str]) -> Vec<(String, u64)> {
     let all = listed(args).into_iter();
     let known = all.map(|(name, dirty, problem)| {
@@ -49,7 +50,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// A raw one, of zeroes.
+    /// Makes a raw disk of zeroes.
     fn raw(dir: &Path) -> Disk {
         let image = as_arg(&dir.join("i"));
         fs::write(&image, vec![0; SIZE as usize]).unwrap();
@@ -70,7 +71,7 @@ impl Disk {
     }
 }
 
-/// Everything that is done by turns, by the tool and by servers. `more` is what the tool is told each time.
+/// Changes bitmaps with the tool and with servers in turn. `more` has options for the tool.
 fn goes_on(disk: &Disk, more: &[&str]) {
     let list = || dirty(&[more, &[&disk.image]].concat());
     disk.bitmap(&[&["--add", "-g", "4k"][..], more].concat(), "fine");
@@ -98,7 +99,7 @@ fn goes_on(disk: &Disk, more: &[&str]) {
         run(&args).status.success().then_some(())
     });
     assert_eq!(list(), after);
-    // It goes on from there.
+    // The next server continues with the same bitmaps.
     let mut served = disk.serve();
     let of_server = stdout_of(&["bitmap", "list", &served.api(), "--json"]);
     let of_server: Value = serde_json::from_str(&of_server).expect("JSON");
@@ -172,7 +173,7 @@ fn so_are_those_of_a_device_and_of_a_server() {
     let _below = Served::start(&device.0, &["--nbd", &below, "--export-name", "d"]);
     let uri = format!("nbd+unix:///d?socket={}", as_arg(&dir.path().join("below")));
     goes_on(&disk(&uri), &["--bitmaps", &bitmaps]);
-    // Who has another name may be another disk.
+    // An export with another name may be another disk.
     disk(&uri).bitmap(&["--add", "--bitmaps", &bitmaps], "b");
     let other = uri.replace("/d?", "/?");
     let found = listed(&["--bitmaps", &bitmaps, &other]);
@@ -208,7 +209,7 @@ fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
     fails(&["--merge", "o", "-b", &own, &image, "b"], "source file");
     fails(&["--list", "memory:1M"], "memory");
     assert_eq!(dirty(&[&image]), are(&[("b", 0)]));
-    // While a server has it in use it can be looked at, with `-U`.
+    // While a server uses the disk, its bitmaps can be listed with `-U`, but not changed.
     let mut served = disk.serve();
     with_disk(&served.arg("s"), 1, |disk| {
         let (offset, data) = (1 << 20, vec![5; 4096]);
@@ -218,13 +219,13 @@ fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
         assert_eq!(dirty(&["-U", &image]), are(&[("b", 65536)]));
     });
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    // What something else has changed is not known.
+    // A bitmap does not know what another program has changed.
     let args = ["-f", "raw", "-c", "write 5M 1M", &image];
     assert!(tool(dir.path(), "qemu-io", &args).status.success());
     let found = listed(&[&image]);
     assert!(found[0].2.as_ref().unwrap().contains("another program"));
     assert_eq!(found[0].1, SIZE);
-    // It stays so whatever else is done.
+    // The problem remains, whatever else is done with the bitmap.
     disk.bitmap(&["--add"], "c");
     disk.bitmap(&["--merge", "b"], "c");
     let found = listed(&[&image]);
@@ -234,7 +235,7 @@ fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
     );
 }
 
-/// A disk that nobody can lock but by its bitmaps' directory.
+/// Only the lock of the bitmaps' directory protects this disk.
 #[test]
 fn nobody_changes_the_bitmaps_of_a_disk_in_use() {
     let dir = disk_dir();
@@ -251,7 +252,7 @@ fn nobody_changes_the_bitmaps_of_a_disk_in_use() {
     };
     let add = ["img", "bitmap", "--add", "--bitmaps", &bitmaps, &uri, "b"];
     for round in 0..2 {
-        // (Without any, and after the last one has been removed.)
+        // (First without bitmaps, then after the last bitmap has been removed.)
         let mut served = disk.serve();
         with_disk(&served.arg("s"), 1, |disk| {
             let (offset, data) = (1 << 20, vec![5; 4096]);
@@ -266,12 +267,12 @@ fn nobody_changes_the_bitmaps_of_a_disk_in_use() {
     }
     stdout_of(&add);
     assert_eq!(dirty(&["--bitmaps", &bitmaps, &uri]), are(&[("b", 0)]));
-    // One that was made beforehand is the user's.
+    // The directory of `--bitmaps` belongs to the user, so it is not removed with its last bitmap.
     disk.bitmap(&["--remove", "--bitmaps", &bitmaps], "b");
     assert!(Path::new(&bitmaps).is_dir());
 }
 
-/// `--bitmaps` of something else: what is there stays.
+/// Files of another program in the directory of `--bitmaps` stay unchanged.
 #[test]
 fn a_directory_of_something_else_stays_as_it_is() {
     let dir = disk_dir();
@@ -320,7 +321,7 @@ fn a_directory_of_something_else_stays_as_it_is() {
     let mut served = Served::start(&image, &["--bitmaps", &wrong]);
     write(&served, 0, 512);
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    // Another disk's are not touched, and nothing is begun among them.
+    // Bitmaps of another disk are not changed, and no bitmap is added next to them.
     let told = bitmap("--add", &other, "c");
     let told = String::from_utf8_lossy(&told.stderr).into_owned();
     assert!(told.contains("another disk"), "{told}");
@@ -334,7 +335,7 @@ fn a_directory_of_something_else_stays_as_it_is() {
     refused(1, &list, &["nowhere"]);
 }
 
-/// What a server knows that was killed, it knows whoever looks.
+/// Listing the bitmaps of a killed server does not make them invalid.
 #[test]
 fn looking_at_the_bitmaps_of_a_killed_server_leaves_them_known() {
     let dir = disk_dir();
@@ -362,7 +363,7 @@ fn looking_at_the_bitmaps_of_a_killed_server_leaves_them_known() {
         let args = ["img", "bitmap", "--list", &image];
         run(&args).status.success().then_some(())
     });
-    // The image has not got it yet, but it is there.
+    // The bitmap is not in the image yet, but in a file next to it.
     refused(
         1,
         &["img", "bitmap", "--clear", &image, "beside"],
@@ -387,7 +388,7 @@ fn looking_at_the_bitmaps_of_a_killed_server_leaves_them_known() {
     assert_eq!(found, [Some(2 * 65536), Some(3 * 65536)], "{said}");
 }
 
-/// One that could not be used meanwhile.
+/// The server could not open the bitmap while it wrote to the disk.
 #[test]
 fn a_bitmap_that_has_missed_something_is_not_believed() {
     let dir = disk_dir();
@@ -399,7 +400,7 @@ fn a_bitmap_that_has_missed_something_is_not_believed() {
     served.child.kill().unwrap();
     served.child.wait().unwrap();
     drop(served);
-    // (A copy of the directory by links, say.)
+    // (For example, somebody has copied the directory by hard links.)
     let (bitmap, link) = (dir.path().join("i.bitmaps/b"), dir.path().join("link"));
     fs::hard_link(&bitmap, &link).unwrap();
     eventually("its locks are gone", || {
@@ -415,7 +416,7 @@ fn a_bitmap_that_has_missed_something_is_not_believed() {
     assert_eq!(listed(&["-f", "raw", &image]), []);
 }
 
-/// An image that has lost its bitmaps, and can have none any more.
+/// The image has lost its bitmaps, and its version does not support bitmaps any more.
 #[test]
 fn a_bitmap_that_the_image_had_is_left_well_when_it_can_have_none() {
     let dir = disk_dir();
@@ -471,7 +472,7 @@ fn what_root_makes_is_the_owners() {
         );
     }
     bitmap("--remove");
-    // Where the owner may not write, nothing is done.
+    // Where the owner of the image cannot write, nothing is done.
     chown(dir.path(), Some(0), Some(0)).unwrap();
     let add = ["img", "bitmap", "--add", "-f", "raw", &image, "b"];
     refused(1, &add, &["as user 65534"]);

@@ -1,4 +1,5 @@
-//! `fathom upgrade`: guests see nothing of it, and where it does not work, all is as before.
+//! Checks `fathom upgrade`: guests do not notice upgrades, and an upgrade that fails changes
+//! nothing.
 
 mod changes;
 mod clients;
@@ -23,7 +24,7 @@ use std::time::Duration;
 const SIZE: u64 = 8 << 20;
 const BLOCK: usize = 4096;
 
-/// A server that may have got successors; the last one is killed when this is dropped.
+/// A server that may have successors. The last one is killed when this is dropped.
 struct Chain {
     server: Served,
     pid: u64,
@@ -46,7 +47,7 @@ impl Chain {
         answer
     }
 
-    /// It must be refused; with one line that has these words.
+    /// Checks that an upgrade is refused with one line that has these words.
     fn refused(&self, args: &[&str], words: &str) {
         let api = self.server.api();
         let output = run(&[&["upgrade", &api], args].concat());
@@ -71,7 +72,7 @@ impl Chain {
     fn quit(mut self) {
         stdout_of(&["quit", &self.server.api()]);
         eventually("its end", || {
-            // The first one is a child of this process.
+            // Reaps the first server, which is a child of this process.
             let _ = self.server.child.try_wait();
             (!Path::new(&format!("/proc/{}", self.pid)).exists()).then_some(())
         });
@@ -88,14 +89,14 @@ impl Drop for Chain {
     }
 }
 
-/// A block that says what was written to it, and when.
+/// Returns a block that tells where and in which round it was written.
 fn block(at: u64, round: u64) -> Vec<u8> {
     let words = (0..BLOCK as u64 / 8).map(|i| at ^ round << 32 ^ i << 56);
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Writes all of a disk and reads it again, until it is to end; the rounds that were done, by
-/// which the last contents are known.
+/// Writes all of a disk and reads it again, until `stop` is set. `rounds` counts the complete
+/// rounds, which determine the contents of the disk.
 fn load(socket: &str, queues: usize, stop: &AtomicBool, rounds: &AtomicU64) {
     let places = || (0..SIZE).step_by(BLOCK * 4);
     with_disk(socket, queues, |disk| {
@@ -138,7 +139,7 @@ fn a_loaded_guest_sees_nothing_of_twenty_upgrades() {
             let load = scope.spawn(|| load(&socket, queues, &stop, &rounds));
             let mut pauses = Vec::new();
             for _ in 0..20 {
-                // Between two upgrades everything is done at least once.
+                // Between two upgrades, the load completes at least one round.
                 let before = rounds.load(SeqCst);
                 eventually("progress", || {
                     assert!(!load.is_finished());
@@ -154,7 +155,7 @@ fn a_loaded_guest_sees_nothing_of_twenty_upgrades() {
         let log = chain.server.log();
         assert_eq!(log.matches("front-end connected").count(), 1, "{log}");
         assert!(!log.contains("ERROR") && !log.contains("WARN"), "{log}");
-        // What is on the disk then is what was written last.
+        // The disk has the data of the last round.
         with_disk(&socket, 1, |disk| {
             let contents = disk.contents();
             for at in (0..SIZE).step_by(BLOCK * 4) {
@@ -169,7 +170,7 @@ fn a_loaded_guest_sees_nothing_of_twenty_upgrades() {
     }
 }
 
-/// A load that is to end whatever happens.
+/// Stops a load when dropped, even if the test fails.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -185,7 +186,7 @@ fn program(dir: &Path, name: &str, text: &str) -> String {
     as_arg(&path)
 }
 
-/// A program that speaks as successors do, as far as it is told to.
+/// Makes a program that speaks the protocol of a successor, as far as `body` says.
 fn speaks(dir: &Path, name: &str, body: &str) -> String {
     let head = "#!/usr/bin/python3\n\
         import json, os, socket, struct, time\n\
@@ -207,16 +208,16 @@ fn speaks(dir: &Path, name: &str, body: &str) -> String {
     program(dir, name, &format!("{head}{body}\n"))
 }
 
-/// It understands the server, and hears all that there is.
+/// Accepts the server's versions, and receives its whole handover state.
 const HELLO: &str = "say({'oldest': 1, 'newest': 2})\nhear()\n";
 
-/// A successor that cannot go on when the disks are its own already.
+/// Makes a successor that fails when the disks already belong to it.
 fn fails_late(dir: &Path) -> String {
     let body = "say('Prepared')\nhear()\nsay({'Refused': 'locked'})\ntime.sleep(60)";
     speaks(dir, "fails-late", &format!("{HELLO}{body}"))
 }
 
-/// Programs that do not take over, each in its way.
+/// Each of these programs fails to take over in another way.
 #[test]
 fn a_server_whose_successor_fails_goes_on() {
     let dir = disk_dir();
@@ -279,7 +280,7 @@ fn a_server_whose_successor_fails_goes_on() {
             eprintln!("{binary}");
             chain.refused(&["--binary", binary], words);
         }
-        // It still can be upgraded.
+        // The server can still be upgraded.
         chain.upgrade(&[]);
         let before = rounds.load(SeqCst);
         eventually("progress", || {
@@ -317,7 +318,7 @@ fn what_cannot_be_handed_over_is_refused() {
     chain.quit();
 }
 
-/// Nobody is connected, and somebody comes to each of the processes.
+/// No client is connected during the upgrades. Front-ends connect to each of the processes.
 #[test]
 fn a_server_without_clients_is_handed_over() {
     let filters = [
@@ -348,7 +349,8 @@ fn a_server_without_clients_is_handed_over() {
     chain.quit();
 }
 
-/// A server by a configuration with these lines, in which NBD is a socket, that keeps its disks.
+/// Starts a server with these lines in its configuration, and with a disks-dir. In the lines, `NBD`
+/// stands for an NBD socket, and `DIR` for the server's directory.
 fn configured(lines: &str) -> Chain {
     let dir = short_dir();
     let conf = as_arg(&dir.path().join("conf"));
@@ -366,7 +368,7 @@ fn configured(lines: &str) -> Chain {
     Chain { server, pid }
 }
 
-/// Why disks are there goes over, too, and the lock of their files.
+/// The owners of disks are handed over, and so is the lock of their definitions.
 #[test]
 fn what_is_kept_is_kept_by_successors() {
     let mut chain =
@@ -394,7 +396,7 @@ fn what_is_kept_is_kept_by_successors() {
     let one = |(name, is): (&str, bool)| (format!("\"{name}\""), is);
     let expected = [("a", true), ("listed", true), ("now", false)];
     assert_eq!(before, expected.map(one));
-    // Nobody else has its files, and it goes on with them.
+    // No other server can use the directory. The successor writes to it.
     let other = chain.server.arg("other");
     let text = fs::read_to_string(chain.server.path("conf")).unwrap();
     fs::write(&other, text.replace("/c'", "/c2'").replace("/n'", "/n2'")).unwrap();

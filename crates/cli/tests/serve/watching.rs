@@ -1,5 +1,5 @@
-//! What packaging/ has for those who watch servers: rules, alerts and a dashboard, tried by a real
-//! Prometheus on a real server that is busy, slow and broken.
+//! Checks the rules, alerts and dashboard of packaging/ with a real Prometheus, on a server whose
+//! disks are busy, slow and broken.
 
 use crate::metrics::{server, uri};
 use crate::support::prometheus::{Prometheus, curl, program, value};
@@ -14,7 +14,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Something that is installed.
+/// Returns the path of a file in packaging/.
 fn packaged(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../packaging")
@@ -55,13 +55,13 @@ fn rules_are_sound_and_alerts_fire_when_they_are_to() {
     }
 }
 
-/// A server with disks of every kind that metrics tell apart, and with load on each.
+/// A server with disks of all kinds that metrics distinguish, and with a load on each.
 struct Busy {
     address: String,
-    /// They end before what they load.
+    /// Loads, which end before their server.
     _loads: Vec<Kept>,
     _served: Served,
-    /// Where one of its disks comes from.
+    /// The server from which one of the disks is pulled.
     _far: Served,
     _dirs: [TempDir; 2],
 }
@@ -99,7 +99,7 @@ impl Busy {
     }
 }
 
-/// Reads and writes, until it is dropped.
+/// Starts a load that reads and writes until it is dropped.
 fn load(where_to: &[&str]) -> Kept {
     let mut bench = fathom();
     bench.args(["bench", "--rw", "randrw", "--overwrite", "--fsync", "64"]);
@@ -119,7 +119,7 @@ fn a_server_that_is_watched_has_its_values_and_its_alerts() {
         for (alert, disk) in [
             ("FathomErrors", "broken"),
             ("FathomAlarmRaised", "slow"),
-            // (These take minutes to fire.)
+            // (This alert takes minutes to fire.)
             ("FathomHeldBack", "slow"),
         ] {
             prometheus.query(&format!("ALERTS{{alertname='{alert}',disk='{disk}'}}"));
@@ -136,7 +136,8 @@ fn a_server_that_is_watched_has_its_values_and_its_alerts() {
     }
 }
 
-/// Each rule that records something has recorded it, and what is known beforehand is so.
+/// Checks that each recording rule has recorded something, and that the values known beforehand are
+/// right.
 fn values(prometheus: &Prometheus) {
     let text = fs::read_to_string(packaged("prometheus/fathom.rules.yml")).unwrap();
     let names: Vec<_> = { text.lines() }
@@ -162,8 +163,8 @@ fn values(prometheus: &Prometheus) {
     }
 }
 
-/// Queries of the dashboard that may find nothing, by the title of their panel and a part of the query, and
-/// why.
+/// Queries of the dashboard that may find nothing: the title of the panel, a part of the query, and
+/// the reason.
 const MAY_BE_EMPTY: &[(&str, &str, &str)] = &[
     (HINTS, "stage=~\"map\"", "the disks here have no tables"),
     (
@@ -201,7 +202,7 @@ fn each_query_of_the_dashboard_finds_something() {
             continue;
         }
         eventually(&format!("{panel}: {query}"), || {
-            // Not a number is what nothing looks like, divided.
+            // A division of zero by zero yields NaN.
             let found = answer()?.iter().map(value).any(|value| !value.is_nan());
             found.then_some(())
         });
@@ -212,7 +213,7 @@ fn each_query_of_the_dashboard_finds_something() {
     }
 }
 
-/// All that is asked of Prometheus below that, with the title of what it is in.
+/// Collects all queries in a part of the dashboard, with the titles of their panels.
 fn collect(value: &Value, title: &str, to: &mut Vec<(String, String)>) {
     match value {
         Value::Object(fields) => {
@@ -228,7 +229,7 @@ fn collect(value: &Value, title: &str, to: &mut Vec<(String, String)>) {
     }
 }
 
-/// As Grafana asks when all is chosen.
+/// Replaces variables as Grafana does when all values are selected.
 fn substituted(query: &str) -> String {
     let variables = [
         ("$__rate_interval", "30s"),
@@ -244,8 +245,8 @@ fn substituted(query: &str) -> String {
     query
 }
 
-/// The table of docs/metrics.md, as this page would have it: names as samples have them, and all labels
-/// but those of a histogram's buckets.
+/// Returns the table that docs/metrics.md should have for this page: names as in samples, and all
+/// labels except those of a histogram's buckets.
 fn table(page: &str) -> String {
     let mut out = "| metric | type | labels | |\n|---|---|---|---|\n".to_owned();
     let mut lines = page.lines().peekable();
@@ -288,7 +289,7 @@ fn documentation_has_all_metrics() {
         if doc.contains(&table) {
             return;
         }
-        // All that is there to be told has happened by then.
+        // By then, everything has happened that the page can show.
         assert!(
             started.elapsed() < Duration::from_secs(60),
             "docs/metrics.md should have this table:\n{table}"

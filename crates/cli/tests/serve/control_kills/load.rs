@@ -1,4 +1,5 @@
-//! Clients of the disks of a server that is killed: NBD clients of a server in one process, front-ends of tenants.
+//! Clients of a server that is killed: NBD clients of a server without tenants, and front-ends of
+//! tenants.
 
 use super::format_of;
 use crate::mirror::{disk_after_a_kill, uri_of, write_in_order, written};
@@ -54,7 +55,7 @@ impl Hosting {
         fs::write(path("conf"), text).unwrap();
     }
 
-    /// Options of `fathom disk add` by which clients reach the disk.
+    /// Returns the options of `fathom disk add` that let clients reach the disk.
     pub fn export(self, served: &Served, owner: Owner) -> Vec<String> {
         match self {
             Hosting::Server => vec!["--nbd".into()],
@@ -67,7 +68,7 @@ impl Hosting {
         }
     }
 
-    /// Where clients reach the disk.
+    /// Returns the URI or the socket by which clients reach the disk.
     pub fn place(self, served: &Served, owner: Owner) -> String {
         match self {
             Hosting::Server => uri_of(served, owner.disk()),

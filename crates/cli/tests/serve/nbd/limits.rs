@@ -1,4 +1,4 @@
-//! What NBD clients may take, and what becomes of those who want more.
+//! Checks the limits for NBD clients.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn connections_have_a_bound() {
     });
 }
 
-/// All clients of a Unix socket whose user is the same are one.
+/// All connections to a Unix socket by the same user belong to one client.
 #[test]
 fn one_client_does_not_take_all_connections() {
     let served = serve(&[
@@ -40,7 +40,7 @@ fn one_client_does_not_take_all_connections() {
         "--nbd-connections",
         "40",
     ]);
-    // Half of them.
+    // Half of all connections.
     let mut holders: Vec<_> = (0..20).map(|_| Holder::new(&uri(&served, ""))).collect();
     for holder in &mut holders {
         holder.size();
@@ -50,7 +50,7 @@ fn one_client_does_not_take_all_connections() {
     let log = served.log();
     let refusals = log.lines().filter(|line| line.contains("denied")).count();
     assert_eq!(refusals, 1, "{log}");
-    // Another one finds room.
+    // A TCP client is another client.
     let info = info(&served, "memory:1048576");
     let tcp = info["nbd"]["addresses"][1].as_str().unwrap();
     let tcp = format!("nbd://{}", tcp.strip_prefix("tcp:").unwrap());
@@ -74,8 +74,8 @@ fn a_limit_for_one_client_can_be_given() {
     assert!(said.contains("has 2 connections"), "{said}");
 }
 
-/// One that works, though less often than that is looked at, goes on; one that
-/// owes the rest of a command does not.
+/// A client that sends requests stays connected, even if it is silent at the moment of a check. An
+/// idle client, or a client that does not send the rest of a command, is disconnected.
 #[test]
 fn idle_connections_end_if_that_is_wanted() {
     let args = "memory:1M --nbd unix:{dir}/n --nbd-idle-timeout 2s";
@@ -112,14 +112,15 @@ working.pread(512, 0)
     );
 }
 
-/// The rest is counted, and every line is in the count.
+/// Lines that the log leaves out are counted in other lines.
 #[test]
 fn refused_clients_do_not_fill_the_log() {
     const CLIENTS: u64 = 1500;
     let mut served = serve(&["memory:1M", "--nbd", "unix:{dir}/n"]);
     for _ in 0..CLIENTS {
         let mut client = std::os::unix::net::UnixStream::connect(served.path("n")).unwrap();
-        // No flags that a client can have: the handshake fails. (It may hear so already.)
+        // The client sends invalid flags, so the handshake fails. (The server may have disconnected
+        // it already.)
         let _ = std::io::Write::write_all(&mut client, &[0xff; 4]);
         let _ = std::io::Read::read_to_end(&mut client, &mut Vec::new());
     }
@@ -142,7 +143,7 @@ fn the_end_is_not_kept_waiting_by_clients() {
     let mut served = serve(&["memory:1M", "--nbd", "unix:{dir}/n"]);
     let mut holder = Holder::new(&uri(&served, ""));
     holder.size();
-    // Some that never say a word.
+    // Clients that send nothing.
     let connect = || std::os::unix::net::UnixStream::connect(served.path("n")).unwrap();
     let _silent: Vec<_> = (0..10).map(|_| connect()).collect();
     assert_eq!(served.terminate().0, Some(0));
@@ -153,7 +154,7 @@ fn the_end_is_not_kept_waiting_by_clients() {
 #[test]
 fn silent_clients_give_way() {
     let served = serve(&["memory:1M", "--nbd", "unix:{dir}/n"]);
-    // It may be busy when they come.
+    // The server may be busy when clients connect.
     served.signal("STOP");
     let socket = SocketAddrUnix::new(served.path("n")).unwrap();
     let connect_at_once = || {

@@ -1,4 +1,5 @@
-//! A tenant's process under the control of an attacker, who answers the supervisor anything.
+//! Checks a tenant's process that an attacker controls, and that sends arbitrary replies to the
+//! supervisor.
 
 use super::{Served, contents, eventually, pid, short_dir, start, state};
 use crate::support::{refused, run, stdout_of};
@@ -10,11 +11,12 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-/// Bytes of the largest packet.
+/// Size of the largest packet in bytes.
 const PACKET: usize = 192 << 10;
 
-/// A tenant whose process is stopped. The attacker has its two sockets to the supervisor: where the supervisor
-/// asks, and where the process asks for files and tells of events.
+/// A tenant whose process is stopped. The attacker has its two sockets to the supervisor: `link`
+/// for the supervisor's commands, and `gate` for the process's requests of files, and for its
+/// events.
 struct Attacker {
     link: OwnedFd,
     gate: OwnedFd,
@@ -25,9 +27,10 @@ fn call(result: libc::c_long) -> libc::c_long {
     result
 }
 
-/// The process's sockets that keep packets apart: there are no others than these two.
+/// Returns copies of the process's sockets that preserve packets. The process has only the two that
+/// lead to the supervisor.
 fn sockets(pid: u64) -> Vec<OwnedFd> {
-    // SAFETY: the calls have no pointers, and what they return is nobody else's.
+    // SAFETY: the calls take no pointers, and nothing else owns the descriptors that they return.
     let process = unsafe {
         let fd = call(libc::syscall(libc::SYS_pidfd_open, pid, 0));
         OwnedFd::from_raw_fd(fd as i32)
@@ -37,7 +40,7 @@ fn sockets(pid: u64) -> Vec<OwnedFd> {
     let mut numbers: Vec<i32> = numbers.map(|name| name.parse().unwrap()).collect();
     numbers.sort_unstable();
     let copies = numbers.into_iter().filter_map(|number| {
-        // SAFETY: likewise; the pointers are to values that live as long as the calls.
+        // SAFETY: see above; the pointers are to values that live as long as the calls.
         unsafe {
             let fd = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0);
             let fd = OwnedFd::from_raw_fd(call(fd) as i32);
@@ -53,23 +56,23 @@ fn sockets(pid: u64) -> Vec<OwnedFd> {
 
 fn send(socket: &OwnedFd, message: &Value) {
     let text = message.to_string();
-    // SAFETY: so many bytes are there.
+    // SAFETY: the buffer has this many bytes.
     let sent = unsafe { libc::send(socket.as_raw_fd(), text.as_ptr().cast(), text.len(), 0) };
     call(sent as libc::c_long);
 }
 
-/// None: the supervisor is gone.
+/// Receives a message. `None` means that the supervisor is gone.
 fn receive(socket: &OwnedFd) -> Option<Value> {
     let mut bytes = vec![0; PACKET];
-    // SAFETY: there is room for so many bytes.
+    // SAFETY: the buffer has room for this many bytes.
     let len = unsafe { libc::recv(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), PACKET, 0) };
     let bytes = bytes.get(..usize::try_from(len).ok()?)?;
     serde_json::from_slice(bytes).ok()
 }
 
 impl Attacker {
-    /// Takes over the process of this disk, and answers each command by what `lie` makes of it. A null is no
-    /// answer.
+    /// Takes over the process of this disk, and replies to each command with what `lie` returns.
+    /// Null means no reply.
     fn take_over(
         served: &Served,
         disk: &str,
@@ -101,7 +104,7 @@ impl Attacker {
     }
 }
 
-/// What the disk's own process says, with what an attacker would change.
+/// Returns what the disk's own process shows, for an attacker to modify.
 fn shown(served: &Served, disk: &str) -> Value {
     json!({"options": {}, "state": state(served, disk)})
 }
@@ -152,7 +155,7 @@ fn hostile_answers_change_nothing_of_others_and_no_file() {
         }
     });
     let api = served.api();
-    // Another image.
+    // The attacker cannot give the disk another image.
     let overlay = served.arg("overlay");
     let snapshot = ["snapshot", &api, "--disk", "evil", &overlay];
     refused(1, &snapshot, &["disk 'evil'", "snapshots"]);
@@ -161,13 +164,13 @@ fn hostile_answers_change_nothing_of_others_and_no_file() {
         &["mirror", "complete", &api, "--disk", "evil"],
         &["disk 'evil'"],
     );
-    // Another size.
+    // The attacker cannot give the disk another size.
     refused(
         1,
         &["resize", &api, "--disk", "evil", "24M"],
         &["disk 'evil'", "malformed reply"],
     );
-    // The limits of somebody else, by a group that the attacker says the disk is in.
+    // The attacker cannot change the limits of another disk by pretending to be in a group.
     let _ = run(&["group", "set", "mine", "iops-total=1", "--server", &api]);
     let listed = stdout_of(&["group", "list", "--server", &api]);
     let of_good: Vec<_> = listed
@@ -175,7 +178,7 @@ fn hostile_answers_change_nothing_of_others_and_no_file() {
         .filter(|line| line.contains("good"))
         .collect();
     assert_eq!(of_good, ["g (tenant good): throttle:iops-total=100: good"]);
-    // What is shown.
+    // The attacker cannot change what is shown of other disks.
     let client = fathom_client::Client::connect(std::path::Path::new(&api)).unwrap();
     let all: Value = client.get(&["v1", "disks"]).send().unwrap();
     let mut names: Vec<_> = { all["disks"].as_array().unwrap().iter() }
@@ -190,7 +193,7 @@ fn hostile_answers_change_nothing_of_others_and_no_file() {
     let same = |name: &str| (json!(name), json!(name));
     assert_eq!(names, [same("evil"), same("good")]);
     assert!(!all.to_string().contains("shadow"), "{all}");
-    // The metrics of others.
+    // The attacker cannot change the metrics of other disks.
     let page = metrics(&served);
     assert!(
         page.contains(" 200 OK") && page.contains("disk=\"good\""),
@@ -213,7 +216,7 @@ fn hostile_events_are_the_tenants_own() {
         .lines()
         .map(Result::unwrap)
         .filter(|line| line.starts_with('{'));
-    // From now on: the first one may come before anybody listens.
+    // Sends events repeatedly, because the first ones may come before the client is connected.
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let gate = attacker.gate.try_clone().unwrap();
     let teller = thread::spawn(move || {
@@ -243,7 +246,7 @@ fn hostile_events_are_the_tenants_own() {
     attacker.tell(&json!({"event": "changed", "disk": "evil"}));
 }
 
-/// Whatever comes: the tenant is ended, and another process has its disk.
+/// After any malformed message, the server ends the tenant, and another process gets its disk.
 #[test]
 fn noise_ends_the_tenant_only() {
     let served = start(
@@ -263,7 +266,7 @@ fn noise_ends_the_tenant_only() {
         let before = pid(&served, "evil");
         let attacker = Attacker::take_over(&served, "evil", |_| Value::Null);
         let (at, len) = (noise.as_ptr().cast(), noise.len());
-        // SAFETY: so many bytes are there.
+        // SAFETY: the buffer has this many bytes.
         let sent = unsafe { libc::send(attacker.link.as_raw_fd(), at, len, 0) };
         call(sent as libc::c_long);
         eventually("another process has the disk", || {
@@ -278,7 +281,7 @@ fn noise_ends_the_tenant_only() {
     assert!(contents(&served, "good").iter().all(|byte| *byte == 0));
 }
 
-/// A description of the disk of several hundred KiB.
+/// The description of the disk has several hundred KiB.
 #[test]
 fn large_reply_arrives_and_the_tenant_goes_on() {
     let alarms: Vec<_> = (1..4000).map(|n| format!("'older={n}s'")).collect();

@@ -1,5 +1,5 @@
-//! Tenants that may use only so much of the machine. (These need root, and control groups in which it
-//! can make others.)
+//! Checks the limits of tenants. (These tests need root, and control groups in which they can make
+//! others.)
 
 use super::{contents, pid, socket, start_with, state};
 use crate::support::{Served, check_refusal, eventually, fathom, run, send, short_dir, stdout_of};
@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 const MIB: u64 = 1 << 20;
 
-/// Where a process is accounted for: as the kernel says it, not as the server does.
+/// Returns the control group of a process, as the kernel reports it.
 pub fn group(pid: u64, controller: &str) -> PathBuf {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let fields = |line: &str| {
@@ -32,7 +32,7 @@ pub fn group(pid: u64, controller: &str) -> PathBuf {
     Path::new(&at).join(path.trim_start_matches('/'))
 }
 
-/// The number in the first one of these files that there is.
+/// Returns the number in the first of these files that exists.
 fn number(dir: &Path, files: &[&str]) -> i64 {
     let texts = files.iter().map(|file| fs::read_to_string(dir.join(file)));
     let text = texts.flatten().next();
@@ -57,7 +57,7 @@ pub fn tasks_limit(pid: u64) -> i64 {
     number(&group(pid, "pids"), &["pids.max"])
 }
 
-/// The directory of all of a server's.
+/// Returns the directories that contain the control groups of all tenants of a server.
 pub fn servers(tenant: u64) -> Vec<PathBuf> {
     let groups = ["memory", "cpu", "pids"].map(|controller| group(tenant, controller));
     groups.map(|dir| dir.parent().unwrap().to_owned()).into()
@@ -130,7 +130,7 @@ fn limits_are_the_kernels_and_are_shown_with_what_is_used() {
             let [a, b, own] = [a, b, supervisor].map(|pid| group(pid, controller));
             assert!(a != b && a != own && b != own, "{controller}");
         }
-        // By all of its threads.
+        // The number includes all threads.
         let count = fs::read_dir(format!("/proc/{a}/task")).unwrap().count() as u64;
         let limits = state(&served, "a")["limits"].clone();
         assert!(limits["tasks"].as_u64().unwrap() >= count, "{limits}");
@@ -143,7 +143,7 @@ fn limits_are_the_kernels_and_are_shown_with_what_is_used() {
             is_back(&served, "a", a);
         }
     }
-    // Who wants all of a CPU is held back.
+    // A tenant that would use a whole CPU is throttled.
     let load = [
         "bench",
         "--vhost-user",
@@ -160,7 +160,7 @@ fn limits_are_the_kernels_and_are_shown_with_what_is_used() {
         "{info}"
     );
     assert!(info.contains(" of 100 tasks"), "{info}");
-    // Nothing is left behind.
+    // No control group is left behind.
     let dirs = servers(pid(&served, "a"));
     let of_b = group(pid(&served, "b"), "memory");
     stdout_of(&["disk", "remove", &served.api(), "--disk", "b"]);
@@ -177,7 +177,7 @@ fn what_a_killed_server_has_left_is_removed_and_nothing_else() {
     let tenants = "[tenants]\nmemory-max = '64M'\ncpu-max = '50%'\ntasks-max = 100";
     let mut other = start_with(short_dir(), tenants, &[("a", "null:1M", "")]);
     let others = servers(pid(&other, "a"));
-    // It has no tenant any more; its groups are its own.
+    // This server has no tenant any more, but its groups still belong to it.
     stdout_of(&["disk", "remove", &other.api(), "--disk", "a"]);
     let mut killed = start_with(short_dir(), tenants, &[("a", "null:1M", "")]);
     let tenant = pid(&killed, "a");
@@ -189,7 +189,7 @@ fn what_a_killed_server_has_left_is_removed_and_nothing_else() {
     });
     let mut next = start_with(short_dir(), tenants, &[]);
     for dir in left {
-        // (It may be that somebody else just does the same.)
+        // (Another server may remove the group at the same time.)
         eventually("the disk is removed", || (!dir.exists()).then_some(()));
     }
     for dir in others {
@@ -209,7 +209,7 @@ fn without_limits_there_are_no_groups() {
     assert!(state(&served, "a")["limits"].is_null());
 }
 
-/// Not to limit is no way out.
+/// A server that cannot enforce a limit does not run without it.
 #[test]
 fn who_cannot_limit_does_not_start() {
     for (key, value) in [

@@ -1,4 +1,5 @@
-//! What tenants write to their standard error, whoever has taken them over.
+//! Checks how the server passes on what tenants write to their standard error, even if an attacker
+//! controls them.
 
 use super::{pid, start, state};
 use crate::support::{Served, eventually, send, short_dir, stdout_of};
@@ -10,16 +11,16 @@ use std::time::Instant;
 
 /// A line of the flood.
 const LINE: &str = "flood\n";
-/// As many as a pipe takes at once, whole.
+/// Number of lines per write, all of which a pipe accepts at once.
 const AT_ONCE: usize = 600;
 
-/// A tenant's standard error.
+/// Opens a tenant's standard error.
 fn stderr(served: &Served, disk: &str) -> File {
     let path = format!("/proc/{}/fd/2", pid(served, disk));
     OpenOptions::new().write(true).open(path).unwrap()
 }
 
-/// Ends a flood, however its test ends.
+/// Ends a flood when dropped, even if the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -116,6 +117,6 @@ fn nothing_that_a_tenant_says_is_for_a_terminal_or_looks_like_the_supervisors() 
     );
     assert!(line.ends_with("forged\\r1970 ERROR too"), "{line}");
     assert!(!line.contains(|c: char| c.is_control()), "{line:?}");
-    // What it has to say of its disk looks likewise.
+    // The tenant still replies.
     stdout_of(&["stats", &served.api(), "--disk", "a"]);
 }

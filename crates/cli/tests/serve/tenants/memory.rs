@@ -1,4 +1,4 @@
-//! What a tenant that has a guest costs.
+//! Checks the memory that a tenant with a guest takes.
 
 use super::{pid, socket, start};
 use crate::driver::{Request, with_disk};
@@ -7,14 +7,16 @@ use crate::support::short_dir;
 use std::fs;
 use std::sync::Barrier;
 
-/// The rings of one user's tenants share his limit of locked memory, with those of other tests.
+/// Number of tenants. Their rings share their user's limit of locked memory with those of other
+/// tests.
 const TENANTS: usize = 16;
 
-/// In KiB, of each, beside what the loader has written to. (That is the longer the more the program can do: of the
-/// program for tests 1.4 MiB, of the one that users have, half of that.)
+/// Maximum memory of a tenant in KiB, without the pages that the loader has written to. (Their
+/// number depends on the size of the program: 1.4 MiB in the program for tests, half of that in the
+/// program for users.)
 const BAR: u64 = 3328;
 
-/// Pages of the program that the loader has put addresses in, in KiB.
+/// Returns the size of the program's pages in which the loader has stored addresses, in KiB.
 fn written_by_the_loader(pid: u32) -> u64 {
     let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
     let exe = exe.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Tenants that are users of their own, who have no right to any file. (These need root.)
+//! Checks tenants that are users of their own, without access to any file. (These tests need root.)
 
 use super::{LEN, contents, pid, start_with, state, use_disk};
 use crate::kinds::{qemu_img, tool};
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const RANGE: &str = "[tenants]\nusers = '3000000000-3000000009'";
 
-/// Real, effective, saved and of files, and what else a process has of rights.
+/// The real, effective, saved and file-system ids of a process, and its other privileges.
 #[derive(Debug, PartialEq, Eq)]
 struct Rights {
     users: BTreeSet<u32>,
@@ -47,7 +47,7 @@ fn rights(pid: u64) -> Rights {
     }
 }
 
-/// That of a process which is one user and one group, and nothing more.
+/// Returns the user of a process. Fails if the process has another user, group or privilege.
 fn user(pid: u64) -> u32 {
     let rights = rights(pid);
     let uid = *rights.users.first().unwrap();
@@ -61,7 +61,7 @@ fn user(pid: u64) -> u32 {
     uid
 }
 
-/// Files that nobody but root reaches, in a directory that others cannot even look into.
+/// Makes a directory for files that only root can reach, and that others cannot even list.
 fn secret_dir() -> TempDir {
     let dir = short_dir();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
@@ -104,14 +104,14 @@ fn each_is_another_user_and_the_same_one_after_it_has_died() {
         info.contains(&format!("user: {a}, of the group {a} alone")),
         "{info}"
     );
-    // Its threads are no others.
+    // All threads of the process have this user.
     let tasks = fs::read_dir(format!("/proc/{}/task", pid(&served, "a"))).unwrap();
     for task in tasks.flatten() {
         assert_eq!(task.metadata().unwrap().uid(), a);
     }
 }
 
-/// Whatever the cage is.
+/// The mode of the sandbox does not matter.
 #[test]
 fn without_a_sandbox_they_are_users_of_their_own_too() {
     let dir = short_dir();
@@ -129,7 +129,7 @@ fn without_a_sandbox_they_are_users_of_their_own_too() {
         let info: serde_json::Value = serde_json::from_str(&info).unwrap();
         let uid = user(info["pid"].as_u64().unwrap());
         assert!(uid >= 3_000_000_000, "{mode}");
-        // The next one has the same sockets.
+        // The next server uses the same sockets.
         served.terminate();
     }
 }
@@ -216,7 +216,7 @@ fn who_has_no_right_to_any_file_serves_every_kind_of_disk() {
     }
 }
 
-/// Whoever has taken one over: what the kernel says by the user alone, without any cage.
+/// Checks what the kernel denies to the user of a tenant that was taken over, without any sandbox.
 #[test]
 fn a_tenants_user_reaches_neither_its_neighbour_nor_its_image() {
     let dir = short_dir();
@@ -232,7 +232,7 @@ fn a_tenants_user_reaches_neither_its_neighbour_nor_its_image() {
         as_tenant.stdin(Stdio::null()).stderr(Stdio::null());
         as_tenant.status().unwrap().success()
     };
-    // Its own process is not out of its reach, so what is said of others says something.
+    // The user can open its own process, so the following failures mean something.
     assert!(open(format!("/proc/{a}/mem")) && open(format!("/proc/{a}/environ")));
     for path in [
         format!("/proc/{b}/mem"),
@@ -279,7 +279,7 @@ fn when_no_user_is_left_a_disk_is_refused_and_others_go_on() {
     refused(1, &add, &["no user is left for tenant 'd'", "larger range"]);
     let one = user(pid(&served, "a"));
     stdout_of(&["disk", "remove", &api, "--disk", "a"]);
-    // As soon as its process has ended.
+    // The user is free as soon as the tenant's process has ended.
     eventually("there is room", || {
         let added = fathom().args(&add).output().unwrap();
         added.status.success().then_some(())

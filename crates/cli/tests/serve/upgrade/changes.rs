@@ -1,4 +1,5 @@
-//! Options of a disk that change while it is served: another disk in its place, in the same process.
+//! Checks changes of options of a disk that is served: the server replaces the disk in the same
+//! process.
 
 use super::clients::{self, Client};
 use super::{BLOCK, Chain, SIZE, StopAtEnd, block, image, load};
@@ -12,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
-/// Each is another disk than the one before.
+/// Changes of options. After each, the disk has other options than before.
 const CHANGES: [&[&str]; 10] = [
     &["iothreads=3"],
     &["cache=writethrough"],
@@ -43,14 +44,14 @@ fn change(chain: &Chain, options: &[&str]) -> Value {
     serde_json::from_str(&said).unwrap()
 }
 
-/// By their names in files.
+/// Returns the options by their names in the configuration.
 fn options_of(chain: &Chain) -> Value {
     let client = fathom_client::Client::connect(Path::new(&chain.server.api())).unwrap();
     let all: Value = client.get(&["v1", "disks"]).send().unwrap();
     all["disks"][0]["options"].clone()
 }
 
-/// With one line that has these words.
+/// Checks that a change is refused with one line that has these words.
 fn refused(chain: &Chain, options: &[&str], words: &str) {
     let api = chain.server.api();
     let output = run(&[&["disk", "change", &api], options].concat());
@@ -59,8 +60,8 @@ fn refused(chain: &Chain, options: &[&str], words: &str) {
     assert!(said.contains(words) && said.lines().count() == 1, "{said}");
 }
 
-/// Has these done while a virtual machine writes and reads, which goes on between two of them; the
-/// rounds of its load.
+/// Takes these steps while a virtual machine writes and reads. The load makes progress between two
+/// steps. Returns the number of its rounds.
 fn under_load(chain: &Chain, queues: usize, mut steps: impl FnMut(usize) -> bool) -> u64 {
     let socket = chain.server.arg("s");
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -122,7 +123,7 @@ fn loaded_clients_see_nothing_of_changes() {
     let (chain, socket) = clients::serve(&image, &["--format", "qcow2"]);
     let mut client = Client::start(include_str!("load.py"), &[&socket, "structured", "3"]);
     for options in CHANGES.iter().chain(&CHANGES) {
-        // It asks for discards, which it was offered.
+        // The client sends discards, because the server has offered them.
         if !options[0].starts_with("discard") {
             assert!(client.line().is_some(), "{options:?}");
             change(&chain, options);
@@ -133,7 +134,6 @@ fn loaded_clients_see_nothing_of_changes() {
     qemu_img(dir.path(), &["check", "-f", "qcow2", "i"]);
 }
 
-/// A client may be in the middle of a request.
 #[test]
 fn a_client_in_the_middle_of_a_request_goes_on_with_the_changed_disk() {
     let dir = disk_dir();
@@ -232,7 +232,8 @@ fn raw_disk_that_its_guest_encrypts_survives_changes_and_upgrades() {
     chain.quit();
 }
 
-/// A removal without `--force` looks for users again and again while the disk is replaced by changed ones.
+/// A removal without `--force` checks repeatedly whether the disk is in use, while changed disks
+/// replace it.
 #[test]
 fn removal_without_force_leaves_a_disk_that_changes_to_its_clients() {
     let dir = disk_dir();

@@ -1,4 +1,4 @@
-//! NBD clients see nothing of upgrades either, wherever they are in their requests.
+//! Checks that NBD clients do not notice upgrades, at any point of their requests.
 
 use super::{Chain, fails_late, image};
 use crate::kinds::qemu_img;
@@ -17,7 +17,7 @@ pub struct Client {
 
 impl Client {
     pub fn start(script: &str, args: &[&str]) -> Client {
-        // The interpreter of the packages, which has libnbd.
+        // The interpreter of the operating system, which has libnbd.
         let mut child = Command::new("/usr/bin/python3")
             .args(["-c", script])
             .args(args)
@@ -32,7 +32,7 @@ impl Client {
         }
     }
 
-    /// None: it has ended.
+    /// Returns the next line, or `None` if the client has ended.
     pub fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -54,7 +54,7 @@ impl Client {
     }
 }
 
-/// Without front-ends.
+/// Starts a server without a vhost-user socket. Returns the server and its NBD socket.
 pub fn serve(image: &str, args: &[&str]) -> (Chain, String) {
     let dir = short_dir();
     let socket = as_arg(&dir.path().join("n"));
@@ -100,7 +100,7 @@ fn loaded_clients_see_nothing_of_twenty_upgrades() {
     }
 }
 
-/// Whatever a client has begun is ended by another process.
+/// The successor completes what a client has begun.
 #[test]
 fn a_client_may_be_in_the_middle_of_anything() {
     let dir = disk_dir();
@@ -122,7 +122,7 @@ fn a_client_may_be_in_the_middle_of_anything() {
     chain.quit();
 }
 
-/// A successor that fails late: the server's clients go on with it.
+/// If a successor fails late, the clients stay connected to the server.
 #[test]
 fn clients_of_a_server_whose_successor_fails_go_on() {
     let dir = disk_dir();
@@ -137,7 +137,8 @@ fn clients_of_a_server_whose_successor_fails_go_on() {
     chain.quit();
 }
 
-/// They cannot go along, and end where that is allowed; nobody ends for an upgrade that fails.
+/// TLS clients prevent an upgrade, or are disconnected if the command allows that. An upgrade that
+/// fails disconnects nobody.
 #[test]
 fn clients_by_tls_stand_in_the_way_or_end() {
     let (dir, certificates) = (disk_dir(), Certificates::new());
@@ -160,7 +161,7 @@ fn clients_by_tls_stand_in_the_way_or_end() {
     let late = fails_late(dir.path());
     chain.refused(&["--disconnect", "--binary", &late], "locked");
     assert_eq!(ask(&mut encrypted, "go"), "done");
-    // What was allowed once is not for ever.
+    // The permission applies to one upgrade only.
     chain.refused(&[], "TLS");
     assert_eq!(ask(&mut plain, "go"), "done");
     chain.upgrade(&["--disconnect"]);

@@ -1,4 +1,4 @@
-//! A disk that stands still: its image can be copied, and nobody notices but by the time.
+//! Checks frozen disks: the image can be copied, and users only have to wait.
 
 use super::clients::{self, Client};
 use super::{BLOCK, Chain, SIZE, StopAtEnd, image, load};
@@ -14,7 +14,7 @@ fn disk(chain: &Chain, args: &[&str]) {
     stdout_of(&[&["disk", args[0], &api], &args[1..]].concat());
 }
 
-/// With one line that has these words.
+/// Checks that a command is refused with one line that has these words.
 fn refused(chain: &Chain, args: &[&str], words: &str) {
     let api = chain.server.api();
     let output = run(&[&[args[0], args[1], &api], &args[2..]].concat());
@@ -23,8 +23,8 @@ fn refused(chain: &Chain, args: &[&str], words: &str) {
     assert!(said.contains(words) && said.lines().count() == 1, "{said}");
 }
 
-/// A copy is an image of one instant: of a load that writes all blocks of one round before the next,
-/// it has two rounds at most, one behind the other.
+/// Checks that a copy is the image of one instant. The load writes all blocks of a round before the
+/// next round, so the copy has blocks of at most two successive rounds.
 fn check_copy(copy: &str, format: &str) {
     let server = Chain::start(copy, &["--format", format]);
     with_disk(&server.server.arg("s"), 1, |disk| {
@@ -64,7 +64,7 @@ fn the_image_of_a_frozen_disk_can_be_copied() {
                 disk(&chain, &["freeze"]);
                 let before = rounds.load(SeqCst);
                 assert_eq!(chain.ask(&["info"])["frozen"], true);
-                // It takes a lock of its own, and finds nothing that is not clean.
+                // qemu-img takes a lock of its own, and finds a clean image.
                 if format == "qcow2" {
                     qemu_img(dir.path(), &["check", "-f", format, "i"]);
                 }
@@ -127,6 +127,6 @@ fn a_frozen_disk_goes_on_after_its_time_or_with_its_servers_end() {
     assert!(before.elapsed() > Duration::from_millis(200));
     assert_eq!(chain.ask(&["info"])["frozen"], false);
     disk(&chain, &["freeze"]);
-    // Its end does not wait for a thaw.
+    // The end of the server does not wait for a thaw.
     chain.quit();
 }

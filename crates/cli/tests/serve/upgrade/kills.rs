@@ -1,4 +1,4 @@
-//! Whoever is killed at whatever instant of an upgrade: no request of a guest is lost or done twice.
+//! Kills processes at any instant of an upgrade: no request of a guest may be lost or done twice.
 
 use super::image;
 use crate::exercise::variable;
@@ -11,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Of each format's load; longer by FATHOM_ROUNDS, which is how many times as long.
+/// Duration of the load of each format in seconds. FATHOM_ROUNDS multiplies it.
 const SECONDS: u64 = 5;
 
-/// What is there of one disk's servers.
+/// One disk, and the directory of its servers.
 struct Bed<'a> {
     dir: &'a Path,
     image: &'a str,
@@ -26,8 +26,8 @@ impl Bed<'_> {
         as_arg(&self.dir.join(name))
     }
 
-    /// A server that others may have been before. Those that were killed may still be ending: they listen
-    /// until then.
+    /// Starts a server, and waits until it replies. Servers that were killed may still listen until
+    /// they have ended, so the start may have to be repeated.
     fn serve(&self) {
         let info = ["info", &self.path("c"), "--json"];
         eventually("an answer", || {
@@ -35,7 +35,7 @@ impl Bed<'_> {
             let answers = || run(&info).status.success().then_some(true);
             let mut ends = || child.try_wait().unwrap().map(|_| false);
             let is_there = eventually("an answer or an end", || answers().or_else(&mut ends));
-            // It may be long gone when its disk is: successors are nobody's children here.
+            // Reaps the process whenever it ends. Its successors are not children of this process.
             std::thread::spawn(move || child.wait());
             is_there.then_some(())
         });
@@ -52,7 +52,7 @@ impl Bed<'_> {
         command.stderr(log).spawn().unwrap()
     }
 
-    /// How many are left, when whoever is ending has ended.
+    /// Returns the number of servers that are left when all others have ended.
     fn left(&self) -> usize {
         let info = ["info", &self.path("c"), "--json"];
         eventually("one server", || {
@@ -62,7 +62,7 @@ impl Bed<'_> {
         })
     }
 
-    /// The processes that serve: the one that does, and a successor.
+    /// Returns the processes that serve the disk, each with whether it has started as a successor.
     fn servers(&self) -> Vec<(i32, bool)> {
         let api = self.path("c");
         let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -86,11 +86,11 @@ impl Bed<'_> {
 
 fn kill(pid: i32) {
     Tried::Kills.count(1);
-    // It may be gone.
+    // The process may have ended already.
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
 }
 
-/// No two runs are the same; a failure names the seed.
+/// Random numbers. Each run has another seed, which it prints.
 struct Random(u64);
 
 impl Random {
@@ -153,14 +153,15 @@ fn a_kill_at_any_instant_of_an_upgrade_loses_nothing() {
         }
         eventually("the end", || bed.servers().is_empty().then_some(()));
         if format != "raw" {
-            // What a killed server had just allocated may be lost (3: leaked clusters).
+            // Clusters that a killed server has just allocated may be leaked (status 3).
             let check = tool(images.path(), "qemu-img", &["check", "-f", format, "i"]);
             assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");
         }
     }
 }
 
-/// Writes and reads all over the disk for so long, and then reads all of it once more.
+/// Starts a load that writes and reads all over the disk for this time, and then reads all of it
+/// again.
 fn load(bed: &Bed<'_>, seconds: u64) -> Child {
     let log = File::create(bed.dir.join("load")).unwrap();
     let mut command = fathom();

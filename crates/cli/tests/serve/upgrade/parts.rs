@@ -1,4 +1,5 @@
-//! What a disk's parts have kept goes along: memory, overlays, filters' state, traces, logs.
+//! Checks that an upgrade hands over the state of a disk's parts: memory, overlays, filters,
+//! traces, logs.
 
 use super::{BLOCK, Chain, SIZE, StopAtEnd, block, fails_late, image, load, speaks};
 use crate::driver::{Request, with_disk};
@@ -11,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Upgrades, some of which fail late, and other options within the process, under a load that checks
-/// what it reads; how many rounds of it there were.
+/// Upgrades the server, and changes options in the same process, under a load that checks what it
+/// reads. Some upgrades fail late. Returns the number of the load's rounds.
 fn rounds_of_load(chain: &mut Chain, steps: usize) -> u64 {
     let socket = chain.server.arg("s");
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -47,7 +48,7 @@ fn rounds_of_load(chain: &mut Chain, steps: usize) -> u64 {
     rounds.load(SeqCst)
 }
 
-/// What was written last is there, and zeroes elsewhere.
+/// Checks that the disk has the data of the last round, and zeroes elsewhere.
 fn check_contents(chain: &Chain, rounds: u64) {
     with_disk(&chain.server.arg("s"), 1, |disk| {
         let contents = disk.contents();
@@ -67,13 +68,13 @@ fn check_contents(chain: &Chain, rounds: u64) {
 #[test]
 fn memory_goes_along() {
     let mut chain = Chain::start("memory:4M", &["--iothreads", "2"]);
-    // A disk of two parts.
+    // The disk now has two pieces of memory.
     stdout_of(&["disk", "resize", &chain.server.api(), "8M"]);
     let rounds = rounds_of_load(&mut chain, 12);
     check_contents(&chain, rounds);
     let read = || with_disk(&chain.server.arg("s"), 1, |disk| disk.contents());
     let before = read();
-    // Who does not know of such memory must not go on without it.
+    // A successor that does not know about such memory must not take over.
     let dir = disk_dir();
     let hello = "say({'oldest': 1, 'newest': 1})\nhear()\n";
     let old = speaks(dir.path(), "old", hello);
@@ -106,7 +107,8 @@ fn an_overlay_goes_along() {
     }
 }
 
-/// No faster than logs are written and traces read, which lose what comes too fast.
+/// A load that is not too fast for the log and for the reader of the trace, which would miss
+/// requests.
 const SLOW: [&str; 4] = [
     "--filter",
     "delay:read=500us,write=500us",
@@ -114,7 +116,7 @@ const SLOW: [&str; 4] = [
     "2",
 ];
 
-/// Requests by operation and place.
+/// Number of requests by operation and offset.
 type Counts = BTreeMap<(String, u64), u64>;
 
 fn counted(lines: &str, rounds: u64) {
@@ -142,7 +144,7 @@ fn every_request_is_logged_once() {
     let filter = format!("log:file={log},format=json");
     let mut chain = Chain::start("memory:8M", &[&["--filter", &filter], &SLOW[..]].concat());
     let rounds = rounds_of_load(&mut chain, 12);
-    // It is the same file, whatever it is called by now.
+    // The log stays the same file after it is renamed.
     let renamed = dir.path().join("renamed");
     fs::rename(&log, &renamed).unwrap();
     chain.upgrade(&[]);
@@ -168,7 +170,7 @@ fn a_trace_goes_on() {
         .unwrap();
     let rounds = rounds_of_load(&mut chain, 12);
     assert_eq!(chain.ask(&["info"])["trace"], trace.as_str());
-    // More threads than the trace has room for would leave requests out.
+    // The trace would miss requests if there were more threads than it has room for.
     let refusal = crate::support::run(&["disk", "change", &chain.server.api(), "iothreads=3"]);
     let said = String::from_utf8_lossy(&refusal.stderr).into_owned();
     assert!(
@@ -180,7 +182,7 @@ fn a_trace_goes_on() {
     counted(&fs::read_to_string(&printed).unwrap(), rounds);
 }
 
-/// A load of so many requests at once, for as long as it is not ended.
+/// Starts a load with 16 requests in flight.
 fn bench(chain: &Chain) -> Child {
     let mut command = fathom();
     command.args([
@@ -197,7 +199,7 @@ fn bench(chain: &Chain) -> Child {
     command.stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// What goes at once when queues stop is counted, and bursts do not begin anew.
+/// Requests that complete at once because queues stop are counted, and bursts do not begin again.
 #[test]
 fn upgrades_let_no_more_through_than_a_limit() {
     for (limit, rate, burst) in [
@@ -221,14 +223,14 @@ fn upgrades_let_no_more_through_than_a_limit() {
                 ])),
                 _ => drop(chain.upgrade(&[])),
             }
-            // What has gone before its time is waited for by then.
+            // By then, the limit has made up for requests that were too early.
             thread::sleep(Duration::from_millis(200));
         }
         let counted = chain.requests() as f64;
-        // What is in flight has been counted before its time at worst.
+        // At worst, the requests in flight were counted too early.
         let most = burst + rate * begun.elapsed().as_secs_f64() + 17.0;
         assert!(counted <= most, "{limit}: {counted} of {most}");
-        // It goes on, when it is its turn.
+        // Requests continue when the limit allows them.
         eventually("more", || (chain.requests() as f64 > counted).then_some(()));
         bench.kill().unwrap();
         bench.wait().unwrap();

@@ -1,4 +1,5 @@
-//! Servers with tenants: the supervisor goes to another process, and then each tenant does.
+//! Checks upgrades of servers with tenants: first the supervisor gets a successor, then each tenant
+//! does.
 
 mod limits;
 mod log;
@@ -20,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-/// A disk of a configuration, at `NAME.s`.
+/// Returns a disk of a configuration, with the socket `NAME.s`.
 fn disk(name: &str, image: &str, more: &str) -> String {
     format!("[[disk]]\nname = '{name}'\nimage = '{image}'\nvhost-user = 'DIR/{name}.s'\n{more}\n")
 }
@@ -36,13 +37,13 @@ impl Chain {
         client.get(&["v1", "disks", disk]).send().ok()
     }
 
-    /// Who has this disk.
+    /// Returns the process id of the disk's tenant.
     fn tenant(&self, disk: &str) -> u64 {
         let pid = || self.show(disk)?["state"]["pid"].as_u64();
         eventually("the disk's process", pid)
     }
 
-    /// Its process is killed; another one has it.
+    /// Kills the disk's tenant, and waits until another process has the disk.
     fn kill_tenant(&self, disk: &str) {
         let before = self.tenant(disk);
         kill(before);
@@ -62,7 +63,8 @@ impl Chain {
         self.server.arg(&format!("{disk}.s"))
     }
 
-    /// The server is upgraded, and not all tenants are; what was printed about that.
+    /// Upgrades a server some of whose tenants cannot be upgraded. Returns the reply and the
+    /// errors.
     fn upgrade_in_part(&mut self) -> (Value, String) {
         let output = run(&["upgrade", &self.server.api(), "--json"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -75,7 +77,7 @@ impl Chain {
 }
 
 fn kill(pid: u64) {
-    // It may be gone.
+    // The process may have ended already.
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
 }
 
@@ -85,14 +87,14 @@ fn progress(of: &AtomicU64, rounds: u64) {
     eventually("progress", has_come);
 }
 
-/// The first block of that round.
+/// Writes the first block of this round.
 fn write(disk: &mut Driver<'_>, round: u64) {
     let data = block(0, round);
     let done = disk.all(&[Request::Write { offset: 0, data }]);
     assert!(done.iter().all(Result::is_ok));
 }
 
-/// Each block is what was written to it last.
+/// Checks that each block has the data of the last round.
 fn check(socket: &str, rounds: u64) {
     with_disk(socket, 1, |disk| {
         let contents = disk.contents();
@@ -143,13 +145,13 @@ fn loaded_guests_of_two_tenants_see_nothing_of_ten_upgrades() {
         check(&chain.socket(name), rounds);
     }
     let log = chain.server.log();
-    // And two that have checked.
+    // Two more front-ends have checked the disks.
     assert_eq!(log.matches("front-end connected").count(), 4, "{log}");
     assert!(!log.contains("ERROR") && !log.contains("WARN"), "{log}");
     chain.quit();
 }
 
-/// What is asked of the server gets where it is to, and what the supervisor has to do it does.
+/// The new supervisor passes requests on to tenants, and does its own work.
 #[test]
 fn a_new_supervisor_does_what_the_old_one_did() {
     let dir = disk_dir();
@@ -173,7 +175,8 @@ fn a_new_supervisor_does_what_the_old_one_did() {
         scope.spawn(|| load(&socket, 1, &stop, &written));
         progress(&written, 1);
     });
-    // Its processes are started again, those that it has got and those that it has made.
+    // The new supervisor restarts processes that it has inherited, and processes that it has
+    // started.
     for _ in 0..2 {
         chain.kill_tenant("a");
         check(&socket, written.load(SeqCst));
@@ -186,7 +189,7 @@ fn a_new_supervisor_does_what_the_old_one_did() {
     chain.quit();
 }
 
-/// Users of their own, whom a file is given to by nobody but the server. (This needs root.)
+/// The tenants are users of their own, who get files only from the server. (This test needs root.)
 #[test]
 fn tenants_stay_who_they_are() {
     let dir = disk_dir();
@@ -213,12 +216,12 @@ fn tenants_stay_who_they_are() {
             let found = disk.contents();
             assert!(found[..BLOCK] == block(0, round));
         }
-        // Nobody who comes is one of them.
+        // A new tenant is another user.
         let (api, added) = (chain.server.api(), chain.socket("d"));
         let add = ["disk", "add", "--server", &api, "d", "null:1M"];
         stdout_of(&[&add[..], &["--vhost-user", &added]].concat());
         assert!(!before.contains(&user(&chain, "d")));
-        // What the new program's configuration says is so, for who is there, too.
+        // A changed configuration of users also applies to existing tenants.
         let conf = chain.server.path("conf");
         let text = fs::read_to_string(&conf).unwrap();
         let other = "[tenants]\nusers = '3100000000-3100000002'";
@@ -242,7 +245,7 @@ fn tenants_stay_who_they_are() {
     chain.quit();
 }
 
-/// What an image names is open in the next process, too, and can be looked at there.
+/// The next process also has the files open that an image names, and can examine them.
 #[test]
 fn an_image_with_a_backing_file_goes_along() {
     let dir = disk_dir();
@@ -300,7 +303,7 @@ fn tenants_of_a_server_whose_successor_fails_notice_nothing() {
             progress(&rounds, 1);
             assert_eq!(chain.tenant("a"), tenant);
         }
-        // Whoever is its supervisor starts it again, and can be upgraded.
+        // The present supervisor restarts tenants, and can be upgraded.
         chain.kill_tenant("d");
         chain.upgrade(&[]);
         progress(&rounds, 2);
@@ -311,7 +314,7 @@ fn tenants_of_a_server_whose_successor_fails_notice_nothing() {
     chain.quit();
 }
 
-/// It keeps its process, and its disks go on with it.
+/// The tenant keeps its process and its disks.
 #[test]
 fn a_tenant_that_cannot_hand_over_stays() {
     let mut chain = start(&[
@@ -340,12 +343,12 @@ fn a_tenant_that_cannot_hand_over_stays() {
             write(disk, round + 1);
         }
     });
-    // Somebody else can come there.
+    // Another front-end can connect to it.
     with_disk(&socket, 1, |disk| assert!(read(disk) == block(0, 3)));
     chain.quit();
 }
 
-/// The processes of this tenant.
+/// Returns the processes of this tenant.
 fn processes(tenant: &str) -> Vec<u64> {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -356,7 +359,7 @@ fn processes(tenant: &str) -> Vec<u64> {
     pids.filter(is_it).collect()
 }
 
-/// At instants all over a handover; others notice nothing.
+/// Kills processes at instants all over a handover. Other tenants do not notice that.
 #[test]
 fn whichever_process_of_a_tenant_dies_its_disk_is_served() {
     let (dir, other) = (disk_dir(), disk_dir());
@@ -378,7 +381,7 @@ fn whichever_process_of_a_tenant_dies_its_disk_is_served() {
                 scope.spawn(|| load(&victim, 1, &enough, &written));
                 progress(&written, 1);
             });
-            // What is not flushed may be lost with its process.
+            // Data that is not flushed may be lost with its process.
             let flush = |disk: &mut Driver<'_>| assert!(disk.all(&[Request::Flush])[0].is_ok());
             with_disk(&victim, 1, flush);
             let old = chain.tenant("v");

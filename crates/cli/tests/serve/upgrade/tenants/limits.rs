@@ -1,4 +1,4 @@
-//! Limits hold whoever the supervisor is, and whichever process a tenant is.
+//! Checks that limits apply under every supervisor, and to every process of a tenant.
 
 use super::{Chain, configured, disk};
 use crate::support::{eventually, stdout_of};
@@ -36,7 +36,7 @@ fn limits_hold_on_and_are_those_of_the_new_configuration() {
         let shown = chain.show("memory").unwrap();
         assert_eq!(shown["state"]["limits"]["memory_max"], 64 * MIB);
     }
-    // A successor that fails takes nothing along.
+    // A successor that fails removes no groups.
     chain.refused(&["--binary", "/bin/false"], "");
     assert!(of_a.exists());
     chain.kill_tenant("a");
@@ -52,7 +52,7 @@ fn limits_hold_on_and_are_those_of_the_new_configuration() {
     chain.kill_tenant("a");
     let a = chain.tenant("a");
     assert_eq!((memory_limit(a), tasks_limit(a)), (96 * MIB, 200));
-    // None at all.
+    // Removes all limits.
     reconfigure(&chain, second, "[tenants]");
     chain.upgrade(&[]);
     let limits = chain.show("a").unwrap()["state"]["limits"].clone();

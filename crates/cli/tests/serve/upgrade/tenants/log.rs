@@ -1,4 +1,5 @@
-//! What tenants say goes on to be read.
+//! Checks that the server passes on what tenants write to their standard error, also after
+//! upgrades.
 
 use super::{Chain, disk, start};
 use crate::support::eventually;
@@ -27,7 +28,7 @@ fn whoever_is_the_supervisor_reads_what_tenants_say() {
             "filters = ['fault:hang=yes,op=flush']",
         ),
     ]);
-    // The process of this one stays.
+    // The process of this tenant stays.
     let mut stays = stderr(&chain, "memory");
     for round in 0..3 {
         write!(stays, "half {round}").unwrap();
@@ -38,7 +39,7 @@ fn whoever_is_the_supervisor_reads_what_tenants_say() {
         is_said(&chain, &format!("[far] a new one {round}"));
     }
     is_said(&chain, "[memory] and the remaining data");
-    // Neither does who fails to take over keep the other one from it.
+    // A successor that fails does not disturb this either.
     chain.refused(&["--binary", "/bin/false"], "");
     writeln!(stays, "after all").unwrap();
     is_said(&chain, "[memory] after all");

@@ -1,4 +1,4 @@
-//! Tenants that do not respond hold up neither an upgrade of the server nor others.
+//! Checks that a tenant that does not respond delays neither an upgrade of the server nor others.
 
 use super::{Chain, disk, start};
 use crate::support::{eventually, fathom, send, stdout_of};
@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// The processes of this tenant.
+/// Returns the number of processes of this tenant.
 fn processes(tenant: &str, of: &Chain) -> usize {
     let socket = of.server.dir.path().display().to_string();
     assert!(!socket.is_empty());
@@ -18,7 +18,7 @@ fn processes(tenant: &str, of: &Chain) -> usize {
     lines.filter(|line| line == wanted.as_bytes()).count()
 }
 
-/// Set when this is dropped, also by a panic.
+/// Sets a flag when dropped, also by a panic.
 struct Flag<'a>(&'a AtomicBool);
 
 impl Drop for Flag<'_> {
@@ -27,8 +27,9 @@ impl Drop for Flag<'_> {
     }
 }
 
-/// The upgrade gives up the tenant's command after a while, and those of clients that list all disks all the time. The
-/// tenant is stopped while the server is replaced, and is replaced itself when it continues.
+/// The upgrade cancels the tenant's command after a while, and those of clients that keep listing
+/// all groups. The tenant is stopped while the server is replaced, and is replaced itself when it
+/// continues.
 #[test]
 fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
     // (No other test has a tenant of that name.)
@@ -67,7 +68,7 @@ fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
     let is_over = &AtomicBool::new(false);
     let list = || {
         while !is_over.load(Ordering::Relaxed) {
-            // (It fails where the tenant's command is given up.)
+            // (This fails if the upgrade cancels the tenant's command.)
             let mut list = fathom();
             list.args(["group", "list", "--server", &api])
                 .output()
