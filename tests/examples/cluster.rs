@@ -1,5 +1,6 @@
-//! A Ceph cluster for as long as standard input is open: `cluster OSDS GIBIBYTES`. Its configuration's path is
-//! the first line that is printed.
+//! Runs a Ceph cluster while standard input is open: `cluster OSDS GIBIBYTES`.
+//!
+//! The first line of output is the path of its configuration.
 
 use fathom_tests::ceph::Cluster;
 use std::io::Read;

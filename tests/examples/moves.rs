@@ -1,5 +1,7 @@
-//! How long a guest's disk does not answer while the guest moves: with a disk that both hosts reach, one that moves
-//! along, and one that follows; interleaved. `moves ROUNDS`. It needs root, for the hosts are network namespaces.
+//! Measures how long a guest's disk does not respond while the guest moves: `moves ROUNDS`.
+//!
+//! The rounds alternate between a disk that both hosts reach, one that is copied before the move,
+//! and one that follows (post-copy). The hosts are network namespaces, so the program needs root.
 
 use std::time::Duration;
 
@@ -48,12 +50,12 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// In milliseconds.
+/// Returns the longest latency of a read in milliseconds.
 fn pause(way: Way) -> f64 {
     let moves = Moves::new(way == Way::Shared);
     let mut here = moves.begin();
     let device = here.guest.device("disk").unwrap();
-    // Something to be moved, and something that changes it all the time.
+    // Fills a part of the disk, and changes it during the move.
     let fill = format!("dd if=/dev/urandom of={device} bs=1M count=64 oflag=direct 2>/dev/null");
     here.guest.check(&fill, STEP).unwrap();
     let common = format!("--filename={device} --direct=1 --bs=4k --time_based --runtime=14");
@@ -70,7 +72,7 @@ fn pause(way: Way) -> f64 {
     };
     moves.migrate(&mut here, &mut there, 1);
     there.guest.wait_event("RESUME", STEP).unwrap();
-    // (A disk that follows needs the server there.)
+    // Only the guest quits: a disk that follows still needs the source's server.
     here.guest.quit().unwrap();
     let deadline = Deadline::new("the end of fio");
     while there

@@ -1,4 +1,4 @@
-//! A Ceph cluster on this machine: a monitor, a manager, and OSDs that keep all their objects in memory.
+//! A Ceph cluster on this machine: a monitor, a manager, and OSDs that store objects in memory.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,13 +12,13 @@ use tempfile::TempDir;
 
 use crate::{Ended, run_command, try_command};
 
-/// For commands of Ceph, which wait for the cluster.
+/// Timeout of Ceph's commands, which wait for the cluster.
 const COMMAND: Duration = Duration::from_secs(60);
 
-/// A running cluster; gone with the test. Its daemons end with the thread that has started them.
+/// A running cluster. Its daemons end with the thread that has started them.
 #[derive(Debug)]
 pub struct Cluster {
-    // Fields are dropped in order: daemons go before their directory.
+    // Fields are dropped in order, so the daemons end before their directory is removed.
     osds: Vec<Option<Process>>,
     manager: Process,
     monitor: Option<Process>,
@@ -26,11 +26,13 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts one whose OSDs have so many bytes each, with a pool `rbd` in as many copies as there are OSDs, at
-    /// most two.
+    /// Starts a cluster whose OSDs have `bytes` bytes each.
+    ///
+    /// Its pool `rbd` has as many copies as there are OSDs, but at most two.
     ///
     /// # Panics
-    /// With the last words of what did not start: `sh tools/setup.sh cluster` installs all.
+    /// With the log of the program that has not started. `sh tools/setup.sh cluster` installs all
+    /// programs.
     pub fn start(osds: usize, bytes: u64) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("fathom-ceph-")
@@ -103,38 +105,38 @@ impl Cluster {
             .push(Some(start_daemon(self.dir.path(), "osd", &id)));
     }
 
-    /// Its configuration, for programs that use it.
+    /// Returns the path of the configuration, for programs that use the cluster.
     pub fn conf(&self) -> PathBuf {
         self.dir.path().join("ceph.conf")
     }
 
-    /// How Fathom calls an image of the pool `rbd`.
+    /// Returns Fathom's name for an image of the pool `rbd`.
     pub fn image(&self, name: &str) -> String {
         format!("rbd:rbd/{name}?conf={}", self.conf().display())
     }
 
-    /// How QEMU does.
+    /// Returns QEMU's name for an image of the pool `rbd`.
     pub fn for_qemu(&self, name: &str) -> String {
         format!("rbd:rbd/{name}:conf={}", self.conf().display())
     }
 
-    /// What `ceph ARGUMENTS` prints.
+    /// Returns the output of `ceph ARGUMENTS`.
     ///
     /// # Panics
-    /// With its words when it fails.
+    /// With the command's output if it fails.
     pub fn ceph(&self, arguments: &[&str]) -> String {
         self.ask("ceph", arguments)
     }
 
-    /// What `rbd ARGUMENTS` prints.
+    /// Returns the output of `rbd ARGUMENTS`.
     ///
     /// # Panics
-    /// With its words when it fails.
+    /// With the command's output if it fails.
     pub fn rbd(&self, arguments: &[&str]) -> String {
         self.ask("rbd", arguments)
     }
 
-    /// How `rbd ARGUMENTS` ends.
+    /// Runs `rbd ARGUMENTS`, which may fail.
     pub fn try_rbd(&self, arguments: &[&str]) -> Ended {
         let mut command = program(self.dir.path(), "rbd");
         command.args(arguments);
@@ -151,7 +153,7 @@ impl Cluster {
         ended.stdout
     }
 
-    /// What its daemons have said last.
+    /// Returns the last log lines of all daemons.
     fn last_words(&self) -> String {
         let daemons = { self.osds.iter().flatten() }
             .chain(&self.monitor)
@@ -160,19 +162,19 @@ impl Cluster {
         said.collect::<Vec<_>>().join("\n")
     }
 
-    /// Kills an OSD, with all that it has: in memory.
+    /// Kills an OSD. Its objects are lost, because they are in memory.
     ///
     /// # Panics
-    /// When it does not run.
+    /// If the OSD does not run.
     pub fn kill_osd(&mut self, n: usize) {
         let mut osd = self.osds[n].take().expect("it runs");
         osd.kill().expect("a child");
     }
 
-    /// Kills the monitor; it has kept what it knows.
+    /// Kills the monitor, whose state is kept.
     ///
     /// # Panics
-    /// When it does not run.
+    /// If the monitor does not run.
     pub fn kill_monitor(&mut self) {
         let mut monitor = self.monitor.take().expect("it runs");
         monitor.kill().expect("a child");
@@ -183,7 +185,7 @@ impl Cluster {
         self.monitor = Some(start_daemon(self.dir.path(), "mon", "a"));
     }
 
-    /// Starts an OSD that was killed again, empty.
+    /// Starts a killed OSD again, without its objects.
     pub fn start_osd(&mut self, n: usize) {
         let id = n.to_string();
         let mut command = program(self.dir.path(), "ceph-osd");
@@ -201,10 +203,10 @@ impl Cluster {
         self.osds[n] = Some(start_daemon(self.dir.path(), "osd", &id));
     }
 
-    /// Waits until all copies of everything are there.
+    /// Waits until all copies of all objects exist.
     ///
     /// # Panics
-    /// When that takes too long.
+    /// If that takes too long.
     pub fn wait_until_clean(&self) {
         let deadline = Deadline::new("all copies of everything");
         loop {
@@ -229,7 +231,7 @@ impl Cluster {
     }
 }
 
-/// A program of Ceph's, told where the cluster is.
+/// Returns a command of Ceph that is configured for the cluster.
 fn program(dir: &Path, name: &str) -> Command {
     let mut command = Command::new(name);
     command.arg("--conf").arg(dir.join("ceph.conf"));
@@ -256,7 +258,7 @@ fn make_uuid() -> String {
     made.trim().to_owned()
 }
 
-/// That nobody listens at; somebody may come to do so.
+/// Returns a port on which nobody listens. Another process may still take it.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("its address").port()

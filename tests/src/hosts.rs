@@ -1,4 +1,4 @@
-//! Two hosts: network namespaces of this machine with a wire between them.
+//! Two hosts: network namespaces of this machine that are connected by a virtual wire.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// What is started in one of them sees only the wire, but all files. They go when this is dropped.
+/// Programs started on a host see all files, but only the wire as their network.
+///
+/// Drop removes the namespaces.
 #[derive(Debug)]
 pub struct Hosts {
     number: u32,
@@ -16,10 +18,10 @@ pub struct Hosts {
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Hosts {
-    /// Makes them.
+    /// Creates the namespaces.
     ///
     /// # Panics
-    /// When it may not: that needs root.
+    /// If the process is not root.
     #[expect(clippy::new_without_default, reason = "it makes namespaces")]
     pub fn new() -> Self {
         let of_process = std::process::id() % 4000;
@@ -47,16 +49,16 @@ impl Hosts {
         format!("fathom-{}-{index}", self.number)
     }
 
-    /// Its address for the other one.
+    /// Returns the address at which the other host reaches this one.
     #[must_use]
     pub fn address(&self, index: usize) -> String {
         format!("10.77.0.{}", index + 1)
     }
 
-    /// Does something there: what it starts stays there.
+    /// Runs `act` on a host. Programs that `act` starts stay on the host.
     ///
     /// # Panics
-    /// When this thread cannot go there.
+    /// If this thread cannot enter the namespace.
     pub fn on<T>(&self, index: usize, act: impl FnOnce() -> T) -> T {
         let open = |path: &Path| File::open(path).expect("a namespace");
         let back = open(Path::new("/proc/thread-self/ns/net"));

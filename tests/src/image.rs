@@ -1,4 +1,4 @@
-//! Images in every format that is served, made and judged by qemu-img.
+//! Images in every format that Fathom serves, created and checked by qemu-img.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -12,35 +12,35 @@ use crate::{Place, run_command};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Bytes of a backing file: less than any overlay here has.
+/// Size in bytes of a backing file, smaller than any overlay here.
 pub const BACKING_BYTES: u64 = 8 << 20;
 
-/// How a disk is kept in its file.
+/// The format of a disk's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
     format: &'static str,
-    /// As for `qemu-img create -o`.
+    /// Options for `qemu-img create -o`.
     options: &'static str,
-    /// The backing file's format.
+    /// Format of the backing file, if there is one.
     backing: Option<&'static str>,
 }
 
 impl Kind {
-    /// The file is the disk.
+    /// The file has the contents of the disk.
     pub const RAW: Self = Self::of("raw", "", None);
-    /// As qemu-img makes it without options: version 3, clusters of 64k.
+    /// The default of qemu-img: version 3, clusters of 64k.
     pub const QCOW2: Self = Self::of("qcow2", "", None);
-    /// Each cluster has 32 parts that are allocated by themselves.
+    /// Each cluster has 32 subclusters, which are allocated separately.
     pub const QCOW2_SUBCLUSTERS: Self = Self::of("qcow2", "extended_l2=on", None);
     /// Nearly every write of 4k allocates.
     pub const QCOW2_SMALL: Self = Self::of("qcow2", "cluster_size=4k", None);
-    /// Over a raw backing file.
+    /// With a raw backing file.
     pub const QCOW2_BACKED: Self = Self::of("qcow2", "", Some("raw"));
-    /// As qemu-img makes it without options.
+    /// The default of qemu-img.
     pub const QED: Self = Self::of("qed", "", None);
     /// Nearly every write of 4k allocates.
     pub const QED_SMALL: Self = Self::of("qed", "cluster_size=4k", None);
-    /// Over a qcow2 backing file.
+    /// With a qcow2 backing file.
     pub const QED_BACKED: Self = Self::of("qed", "", Some("qcow2"));
 
     const fn of(
@@ -55,13 +55,13 @@ impl Kind {
         }
     }
 
-    /// The disk begins with [`backing_bytes`].
+    /// Returns whether the disk begins with [`backing_bytes`].
     pub fn is_backed(self) -> bool {
         self.backing.is_some()
     }
 }
 
-/// What a backing file has in it: no two sectors of it are the same.
+/// Returns the contents of a backing file, no two sectors of which are equal.
 pub fn backing_bytes() -> Vec<u8> {
     let words = 0..u32::try_from(BACKING_BYTES / 4).expect("it is small");
     words
@@ -77,10 +77,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// Makes an empty image, or an empty overlay of a backing file next to it.
+    /// Creates an empty image, or an empty overlay of a backing file next to it.
     ///
     /// # Panics
-    /// With qemu-img's words when it cannot be made.
+    /// With the output of qemu-img if the image cannot be created.
     pub fn create(path: PathBuf, kind: Kind, bytes: u64) -> Self {
         let image = Self { kind, path };
         let backing = kind
@@ -93,16 +93,16 @@ impl Image {
         image
     }
 
-    /// One that is there.
+    /// Returns an existing image.
     #[must_use]
     pub fn at(path: PathBuf, kind: Kind) -> Self {
         Self { kind, path }
     }
 
-    /// Makes an image with the bytes of a raw one: a copy of them, or an overlay of it.
+    /// Creates an image with the bytes of a raw one: a copy of them, or an overlay of it.
     ///
     /// # Panics
-    /// With qemu-img's words when it cannot be made.
+    /// With the output of qemu-img if the image cannot be created.
     pub fn with_bytes_of(path: PathBuf, kind: Kind, raw: &Path) -> Self {
         let image = Self { kind, path };
         if kind.is_backed() {
@@ -122,7 +122,7 @@ impl Image {
             command.args(["-o", self.kind.options]);
         }
         if let Some((path, format)) = backing {
-            // Relative, as it is found by any server in the same directory.
+            // A relative name, so that any server in the same directory finds the file.
             let name = path.file_name().expect("a file");
             command.args(["-F", format, "-b"]).arg(name);
         }
@@ -148,20 +148,20 @@ impl Image {
         name.into()
     }
 
-    /// The image's file.
+    /// Returns the path of the image's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// As the configuration says it.
+    /// Returns the format's name in the configuration.
     pub fn format(&self) -> &'static str {
         self.kind.format
     }
 
-    /// Serves it.
+    /// Serves the image.
     ///
     /// # Panics
-    /// With the server's last words when it does not start.
+    /// With the server's last log lines if it does not start.
     pub fn serve(&self, place: &Place, name: &str, args: &[&str]) -> Server {
         let format = match self.kind.format {
             "raw" => vec![],
@@ -170,20 +170,21 @@ impl Image {
         place.serve(name, &self.path, &[args, &format].concat())
     }
 
-    /// Bytes that the image has of its file system.
+    /// Returns the number of bytes that the file system has allocated for the image.
     ///
     /// # Panics
-    /// When it is gone.
+    /// If the image does not exist.
     pub fn allocated(&self) -> u64 {
         fs::metadata(&self.path).expect("an image").blocks() * 512
     }
 
-    /// Checks that qemu-img finds nothing wrong with it, and nothing lost. Of a QED image it may
-    /// find clusters left over: the format cannot say that a cluster in the middle is free, and
-    /// with clusters of 4k qemu-img finds one too many in its own images, too.
+    /// Checks that qemu-img finds no errors and no leaked clusters in the image.
+    ///
+    /// A QED image may have leaked clusters, because the format cannot record that a cluster in the
+    /// middle is free. With clusters of 4k, qemu-img also finds one leak in its own images.
     ///
     /// # Panics
-    /// With qemu-img's words when it does.
+    /// With the output of qemu-img if it finds any.
     pub fn check_clean(&self) {
         if self.kind.format == "qed" {
             return self.check_consistent();
@@ -191,11 +192,11 @@ impl Image {
         self.check(&[0]);
     }
 
-    /// Checks that qemu-img finds nothing wrong with it; clusters that nobody uses may be left over.
-    /// A server may have the image open.
+    /// Checks that qemu-img finds no errors but leaked clusters in the image. A server may have the
+    /// image open.
     ///
     /// # Panics
-    /// With qemu-img's words when it does.
+    /// With the output of qemu-img if it finds other errors.
     pub fn check_consistent(&self) {
         // qemu-img(1): 3 is "leaked clusters, but is not corrupted".
         self.check(&[0, 3]);
@@ -218,10 +219,10 @@ impl Image {
         );
     }
 
-    /// Checks that nobody has it open, by its locks, and that qemu-img finds nothing wrong with it.
+    /// Checks that no program has locked the image, and that qemu-img finds no errors in it.
     ///
     /// # Panics
-    /// With qemu-img's words when somebody does.
+    /// With the output of qemu-io if the image is locked, or of qemu-img if it has errors.
     pub fn check_unused(&self) {
         let format = format!(
             "driver={},file.driver=file,file.locking=on",
@@ -235,10 +236,10 @@ impl Image {
         self.check_clean();
     }
 
-    /// The disk's bytes in a raw file, as QEMU reads them.
+    /// Returns a raw file with the disk's bytes, as QEMU reads them.
     ///
     /// # Panics
-    /// With qemu-img's words when it cannot read them.
+    /// With the output of qemu-img if it cannot read the image.
     pub fn flat(&self) -> PathBuf {
         if self.kind == Kind::RAW {
             return self.path.clone();
@@ -249,19 +250,19 @@ impl Image {
         flat
     }
 
-    /// Checks that QEMU reads the same bytes from it as from a raw image.
+    /// Checks that QEMU reads the same bytes from the image as from a raw one.
     ///
     /// # Panics
-    /// With qemu-img's words when it does not.
+    /// With the output of qemu-img if the bytes differ.
     pub fn expect_bytes_of(&self, raw: &Path) {
         let args = ["compare", "-f", self.kind.format, "-F", "raw"];
         qemu_img(&args, &[&self.path, raw]);
     }
 
-    /// Writes to the disk that a new image shows: its backing file's bytes, then zeroes.
+    /// Writes the contents of a new image to a raw file: the backing file's bytes, then zeroes.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write_first_bytes(&self, raw: &Path) {
         if self.kind.is_backed() {
             let file = OpenOptions::new().write(true).open(raw);

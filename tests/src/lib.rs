@@ -1,4 +1,4 @@
-//! What the end-to-end tests in `tests/` share: the program under test, places for images and
+//! Helpers of the end-to-end tests in `tests/`: the program under test, directories for images and
 //! sockets, and runs of its command line.
 
 pub mod ceph;
@@ -16,11 +16,13 @@ use std::time::Duration;
 use fathom_lab::{Error, Process, Server};
 use tempfile::TempDir;
 
-/// The `fathom` program of the build that this test belongs to. A test that has asked for it and does
-/// not end is ended, with all others of its process, after it has said where it hangs.
+/// Returns the path of the `fathom` program that was built with this test.
+///
+/// From now on the calling test is watched: if it hangs, the test program reports where, and exits.
 ///
 /// # Panics
-/// When it has not been built: `cargo test` builds programs only for their own package's tests.
+/// If the program has not been built: `cargo test` builds programs only for their own package's
+/// tests.
 pub fn fathom() -> PathBuf {
     patience::watch();
     let path = profile_dir().join("fathom");
@@ -32,15 +34,17 @@ pub fn fathom() -> PathBuf {
     path
 }
 
-/// target/debug or its sibling: tests run from its `deps`.
+/// Returns target/debug or target/release; tests run from its subdirectory `deps`.
 fn profile_dir() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let dir = test.parent().and_then(Path::parent);
     dir.expect("tests run from target/PROFILE/deps").to_owned()
 }
 
-/// Places for one test, removed at its end: images on the disk that the build is on (O_DIRECT must
-/// work), sockets where paths are short (sun_path has 108 bytes).
+/// Directories for one test, removed at its end.
+///
+/// Images are on the disk of the build, where O_DIRECT works. Sockets are where paths are short,
+/// because sun_path has 108 bytes.
 #[derive(Debug)]
 pub struct Place {
     images: TempDir,
@@ -48,10 +52,10 @@ pub struct Place {
 }
 
 impl Place {
-    /// Makes the places.
+    /// Creates the directories.
     ///
     /// # Panics
-    /// When the directories cannot be made.
+    /// If a directory cannot be created.
     #[expect(clippy::new_without_default, reason = "it makes directories")]
     pub fn new() -> Self {
         let images = tempfile::Builder::new()
@@ -66,20 +70,20 @@ impl Place {
         }
     }
 
-    /// Where sockets and logs go.
+    /// Returns the directory of sockets and logs.
     pub fn sockets(&self) -> &Path {
         self.sockets.path()
     }
 
-    /// A path for an image.
+    /// Returns a path for an image.
     pub fn path(&self, name: &str) -> PathBuf {
         self.images.path().join(name)
     }
 
-    /// A new sparse image.
+    /// Creates a sparse image.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// If the image cannot be created.
     pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
         let path = self.path(name);
         File::create(&path)
@@ -88,10 +92,10 @@ impl Place {
         path
     }
 
-    /// Serves `image` with `fathom serve`, its socket and log named after `name`.
+    /// Serves `image` with `fathom serve`. The names of its socket and log begin with `name`.
     ///
     /// # Panics
-    /// With the server's last words when it does not start.
+    /// With the server's last log lines if it does not start.
     pub fn serve(&self, name: &str, image: &Path, args: &[&str]) -> Server {
         let image = image.to_string_lossy();
         Server::fathom(&fathom(), self.sockets(), name, &image, args)
@@ -99,7 +103,7 @@ impl Place {
     }
 }
 
-/// How a command of `fathom` ended.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ended {
     /// The exit status; `None` after a signal.
@@ -111,11 +115,12 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Checks that the command failed as a user should see it: a non-zero exit status, and one line
-    /// on standard error that has all the `words`.
+    /// Checks that the command failed as users should see it.
+    ///
+    /// The exit status is not zero, and standard error is one line that contains all of `words`.
     ///
     /// # Panics
-    /// When it did not.
+    /// If the command did not fail in this way.
     pub fn refused_with(&self, words: &[&str]) {
         assert!(
             matches!(self.code, Some(1..)),
@@ -133,28 +138,28 @@ impl Ended {
     }
 }
 
-/// Runs `fathom ARGS` to its end.
+/// Runs `fathom ARGS` until it ends.
 ///
 /// # Panics
-/// When it runs for longer than `limit`.
+/// If it runs longer than `limit`.
 pub fn run(args: &[&str], limit: Duration) -> Ended {
     let mut command = Command::new(fathom());
     command.args(args);
     run_command(command, limit)
 }
 
-/// Runs any command to its end, catching what it prints.
+/// Runs any command until it ends, and returns its output.
 ///
 /// # Panics
-/// When it cannot be started or runs for longer than `limit`.
+/// If the command cannot be started or runs longer than `limit`.
 pub fn run_command(command: Command, limit: Duration) -> Ended {
     try_command(command, limit).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The same, for a caller that has more to say than that the command ran too long.
+/// Like [`run_command`], for a caller that adds information to a failure.
 ///
 /// # Errors
-/// When it cannot be started or runs for longer than `limit`.
+/// If the command cannot be started or runs longer than `limit`.
 pub fn try_command(mut command: Command, limit: Duration) -> Result<Ended, Error> {
     let dir = tempfile::tempdir().expect("a directory");
     let stdout = dir.path().join("stdout");

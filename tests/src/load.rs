@@ -1,5 +1,8 @@
-//! A verified load in a guest: fio writes blocks that carry checksums, reads them back meanwhile, and once more at the end of
-//! each round. Rounds follow each other until the test ends the load, however long the test takes.
+//! A verified load in a guest.
+//!
+//! fio writes blocks with checksums, reads them back meanwhile, and reads them once more at the end
+//! of each round. Rounds follow each other until the test ends the load, however long the test
+//! takes.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,23 +12,25 @@ use fathom_lab::{Guest, program};
 
 use crate::run_command;
 
-/// Under emulation a few thousand requests take seconds; on a loaded machine, minutes.
+/// Under emulation, a few thousand requests take seconds, and minutes on a busy machine.
 const FINISH: Duration = Duration::from_secs(300);
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Number of parts of a disk. Each round writes one part, so that a test waits for few writes when it ends the load, and
+/// Number of parts of a disk.
+///
+/// Each round writes one part, so that a test waits for few writes when it ends the load, and
 /// images grow for several rounds.
 const PARTS: u64 = 4;
 
-/// A verified load that runs in a guest: rounds of fio, one for each of some disks, until `finish`.
+/// A verified load in a guest: each round runs fio on each disk, until `finish` is called.
 #[derive(Debug)]
 pub struct Load {
-    /// The kernel's names of the devices, for a shell.
+    /// The kernel's names of the devices, separated by spaces.
     names: String,
     bytes: u64,
 }
 
-/// What a load that has finished left on its disks.
+/// What a finished load has written to its disks.
 #[derive(Debug)]
 pub struct Written {
     bytes: u64,
@@ -34,19 +39,21 @@ pub struct Written {
 }
 
 impl Load {
-    /// Starts the load on the disks with these ids. A round writes each block of a part of each disk once, `rate` blocks a
-    /// second, in another order and with other contents than earlier rounds. The parts together are the first `bytes` of a
-    /// disk.
+    /// Starts the load on the disks with these ids.
+    ///
+    /// A round writes each block of one part of each disk once, at `rate` blocks per second. Order
+    /// and contents differ from those of earlier rounds. The parts together are the first `bytes`
+    /// of a disk.
     ///
     /// # Panics
-    /// When the guest does not answer.
+    /// If the guest does not reply.
     pub fn start(guest: &mut Guest, disks: &[&str], bytes: u64, rate: u32) -> Self {
         let devices = disks.iter().map(|disk| guest.device(disk).unwrap());
         let names: Vec<_> = devices
             .map(|device| device.trim_start_matches("/dev/").to_owned())
             .collect();
         let names = names.join(" ");
-        // All at once: in a guest that is busy already, each further command takes long.
+        // One command starts everything: in a busy guest, each further command takes long.
         let script = format!(
             "rm -f /tmp/load.*
              (round=0
@@ -68,25 +75,25 @@ impl Load {
         Self { names, bytes }
     }
 
-    /// Waits until it has written something on each disk.
+    /// Waits until the load has written some blocks on each disk.
     ///
     /// # Panics
-    /// When nothing is written for a minute.
+    /// If nothing is written for a minute.
     pub fn wait_for_writes(&self, guest: &mut Guest) {
         self.wait_for("0", 300, guest);
     }
 
-    /// Waits until it has written some more on each disk.
+    /// Waits until the load has written some more blocks on each disk.
     ///
     /// # Panics
-    /// When nothing is written for a minute.
+    /// If nothing is written for a minute.
     pub fn wait_for_more_writes(&self, guest: &mut Guest) {
         self.wait_for("$(writes)", 20, guest);
     }
 
-    /// Until there are more writes than so many beyond those from which it is counted.
+    /// Waits until each disk has had more than `count` writes beyond `from`.
     fn wait_for(&self, from: &str, count: u32, guest: &mut Guest) {
-        // The fifth number in a block device's stat is the writes done.
+        // The fifth number in a block device's stat is the number of completed writes.
         let script = format!(
             "writes() {{ set -- $(cat /sys/block/$name/stat); echo $5; }}
             for name in {}; do
@@ -104,10 +111,10 @@ impl Load {
         guest.check(&script, Duration::from_secs(120)).unwrap();
     }
 
-    /// Lets it end with the round that it is in, and waits for that.
+    /// Ends the load after its present round, and waits for the end.
     ///
     /// # Panics
-    /// With fio's words when it found a wrong block, or an error.
+    /// With fio's output if a block is wrong, or if fio has reported an error.
     pub fn finish(&self, guest: &mut Guest) -> Written {
         let script = format!(
             "touch /tmp/load.finish
@@ -135,10 +142,10 @@ impl Load {
 }
 
 impl Written {
-    /// Verifies every block of a disk once more with the host's own fio, straight on a raw image.
+    /// Verifies every block of a disk once more with the host's own fio, directly on a raw image.
     ///
     /// # Panics
-    /// With fio's words when a block is wrong.
+    /// With fio's output if a block is wrong.
     pub fn verify_on_host(&self, image: &Path) {
         // The last round of each part.
         for round in (1..=self.rounds).rev().take(PARTS as usize) {
@@ -153,8 +160,10 @@ impl Written {
     }
 }
 
-/// Options that writing and verification have in common, besides the part and the seed, which gives the order and the
-/// contents. Without norandommap a round writes every block of its part exactly once, so the last state is known.
+/// Returns the options that writing and verification have in common.
+///
+/// The part and the seed, which gives order and contents, are added to these options. Without
+/// norandommap a round writes every block of its part exactly once, so the last state is known.
 fn options(bytes: u64) -> String {
     format!(
         "--name=load --rw=randwrite --bs=4k --size={part} --ioengine=libaio --iodepth=16 \

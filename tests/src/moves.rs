@@ -1,4 +1,5 @@
-//! A guest that moves between two hosts with its disk, or over a disk that both reach.
+//! A guest that moves between two hosts, together with its disk or with a disk that both hosts
+//! reach.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,10 +12,10 @@ use crate::Place;
 use crate::hosts::Hosts;
 use crate::image::{Image, Kind};
 
-/// Of the disk, in bytes.
+/// Size of the disk in bytes.
 pub const SIZE: u64 = 512 << 20;
 
-/// One host's part: its server, and the guest that it has.
+/// The state of one host: its server, its guest, and its image.
 #[derive(Debug)]
 pub struct Stay {
     pub server: Server,
@@ -22,10 +23,10 @@ pub struct Stay {
     pub image: Image,
 }
 
-/// All that the moves have in common.
+/// What all moves of a guest have in common.
 #[derive(Debug)]
 pub struct Moves {
-    /// The disk is shared, and does not move.
+    /// Whether both hosts reach the disk, which is not moved then.
     shared: bool,
     hosts: Hosts,
     place: Place,
@@ -33,10 +34,10 @@ pub struct Moves {
 }
 
 impl Moves {
-    /// Two hosts, and no guest yet. `shared`: both reach the disk's image, as it is.
+    /// Creates two hosts without a guest. If `shared` is set, both reach the same image.
     ///
     /// # Panics
-    /// When there can be no hosts or no certificates.
+    /// If the hosts or the certificates cannot be created.
     #[must_use]
     pub fn new(shared: bool) -> Moves {
         let place = Place::new();
@@ -69,7 +70,7 @@ impl Moves {
         Image::create(path, kind, SIZE)
     }
 
-    /// The nth server, on a host of its own; it pulls from the one before.
+    /// Starts the nth server, alternately on either host. It pulls the disk of the previous one.
     fn serve(&self, n: usize, image: &Image) -> Server {
         let certificates = self.certificates.display().to_string();
         let mut args = Vec::new();
@@ -92,7 +93,7 @@ impl Moves {
         self.start(n, image, &args)
     }
 
-    /// The server whose disk the nth one is to have.
+    /// Returns the URI of the server whose disk the nth one pulls.
     fn before(&self, n: usize) -> String {
         let certificates = self.certificates.display();
         let from = self.hosts.address((n + 1) % 2);
@@ -105,17 +106,17 @@ impl Moves {
             .on(n % 2, || image.serve(&self.place, &name, args))
     }
 
-    /// The last server, whose disk follows the guest.
+    /// Starts the last server, whose disk follows the guest (post-copy).
     fn serve_follower(&self, n: usize, image: &Image) -> Server {
         let uri = self.before(n);
         let args = ["--pull", &uri, "--pull-post-copy", "--pull-speed", "16M"];
         self.start(n, image, &args)
     }
 
-    /// What waits for the guest on the other host, where its disk follows.
+    /// Prepares the other host for a guest whose disk follows.
     ///
     /// # Panics
-    /// When it does not, for long.
+    /// If the server is not ready in time.
     #[must_use]
     pub fn prepare_follower(&self, n: usize) -> Stay {
         let image = Image::create(self.place.path("follower"), Kind::RAW, SIZE);
@@ -124,10 +125,10 @@ impl Moves {
         self.stay(n, server, image)
     }
 
-    /// Kills its server, and starts it again.
+    /// Kills the server of a disk that follows, and starts it again.
     ///
     /// # Panics
-    /// When it does not start.
+    /// If the server does not start.
     pub fn replace_follower(&self, stay: &mut Stay, n: usize) {
         stay.server.process().kill().unwrap();
         stay.server = self.serve_follower(n, &stay.image);
@@ -143,10 +144,10 @@ impl Moves {
         }
     }
 
-    /// The guest on the first host.
+    /// Boots the guest on the first host.
     ///
     /// # Panics
-    /// When it does not boot.
+    /// If the guest does not boot.
     #[must_use]
     pub fn begin(&self) -> Stay {
         let image = self.image(0);
@@ -160,10 +161,10 @@ impl Moves {
         }
     }
 
-    /// What waits for the guest on the other host, for its nth move: its disk is ready to come.
+    /// Prepares the other host for the guest's nth move. Waits until the disk is ready to move.
     ///
     /// # Panics
-    /// When it is not, for long.
+    /// If the disk is not ready in time.
     #[must_use]
     pub fn prepare(&self, n: usize) -> Stay {
         let image = self.image(n);
@@ -187,17 +188,17 @@ impl Moves {
     /// Kills the server of the guest's nth stay, and starts it again.
     ///
     /// # Panics
-    /// When it does not start.
+    /// If the server does not start.
     pub fn replace_server(&self, stay: &mut Stay, n: usize) {
         stay.server.process().kill().unwrap();
         stay.image.check_consistent();
         stay.server = self.serve(n, &stay.image);
     }
 
-    /// Lets the guest go; does not wait for it.
+    /// Starts the migration of the guest, without waiting for its end.
     ///
     /// # Panics
-    /// When QEMU does not want to.
+    /// If QEMU refuses.
     pub fn migrate(&self, from: &mut Stay, to: &mut Stay, n: usize) {
         let port = 4000 + n % 100;
         let listen = json!({"uri": format!("tcp:0.0.0.0:{port}")});
@@ -208,18 +209,18 @@ impl Moves {
     }
 }
 
-/// Waits until a server has said this.
+/// Waits until the server's log contains these words.
 ///
 /// # Panics
-/// When it does not, for long.
+/// If the words do not appear in time.
 pub fn wait_for_log(server: &mut Server, words: &str) {
     wait_for_nth(server, words, 1);
 }
 
-/// Likewise, so many times.
+/// Waits until the server's log contains these words `n` times.
 ///
 /// # Panics
-/// Likewise.
+/// If the words do not appear in time.
 pub fn wait_for_nth(server: &mut Server, words: &str, n: usize) {
     let what = format!("'{words}' in the log");
     let deadline = Deadline::new(&what);
@@ -229,10 +230,10 @@ pub fn wait_for_nth(server: &mut Server, words: &str, n: usize) {
     }
 }
 
-/// One key and certificate for all, in both roles.
+/// Creates one key and certificate that all servers and clients use.
 ///
 /// # Panics
-/// When they cannot be made.
+/// If they cannot be created.
 pub fn make_certificates(dir: &Path) {
     std::fs::create_dir(dir).unwrap();
     let script = "cd \"$0\"

@@ -1,5 +1,6 @@
-//! Ends a run of tests of which one hangs, after it has said where: whoever waits for the run would
-//! stop it later and know nothing.
+//! Ends a test program in which a test hangs, and reports where the test hangs.
+//!
+//! A timeout of the whole run would report nothing.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -7,23 +8,23 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-/// Many times what the longest takes.
+/// Time after which a test counts as hanging: many times that of the longest one.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The tests that run, by the threads that run them.
+/// Name and start of each running test, by the thread that runs it.
 static RUNNING: Mutex<Option<HashMap<ThreadId, (String, Instant)>>> = Mutex::new(None);
 
 thread_local! {
     static WATCHED: Watched = Watched::begin();
 }
 
-/// This thread's test must end some day.
+/// Watches the test of this thread, which must end within [`PATIENCE`].
 pub(crate) fn watch() {
     WATCHED.with(|_| {});
 }
 
-/// A test, until its thread ends.
+/// A test that is watched until its thread ends.
 struct Watched;
 
 impl Watched {
@@ -33,7 +34,7 @@ impl Watched {
             thread::spawn(look_again_and_again);
         });
         let thread = thread::current();
-        // With one thread for all tests, the main one runs them, and none of them ends it.
+        // With a single thread for all tests, the main thread runs them, and no test ends it.
         if let Some(name) = thread.name().filter(|name| *name != "main") {
             let begun = (name.to_owned(), Instant::now());
             running().get_or_insert_default().insert(thread.id(), begun);
@@ -61,7 +62,7 @@ fn look_again_and_again() {
         let Some((name, _)) = tests.iter().flat_map(HashMap::values).find(hangs) else {
             continue;
         };
-        // Not by a macro: what those print is caught for tests, and lost with this process.
+        // Tests capture the output of print macros, which would be lost with this process.
         let said = format!(
             "{name} hangs. What waits for what:\n{}",
             fathom_testing::threads_of(std::process::id())

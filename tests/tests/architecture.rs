@@ -1,4 +1,4 @@
-//! Rules about the code that a reader relies on and a compiler does not check.
+//! Checks rules about the code that readers rely on and the compiler does not check.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The dependency rule: a crate may use the crates below it, and siblings never each other.
-/// `bench`, `lab` and the tests stand outside the data plane and see it only as users do.
+/// The dependency rule: a crate may use the crates below it, and siblings never use each other.
+/// `bench`, `lab` and the tests are outside the data plane and use it only as users do.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-units", &[]),
     ("fathom-sigbus", &[]),
@@ -372,7 +372,7 @@ const LINES: usize = 600;
 /// Source files that may be longer, each with its reason.
 const LONGER: &[(&str, &str)] = &[];
 
-/// Paths of somebody's machine have no place in the repository.
+/// Paths of a developer's machine, which must not be in the repository.
 const HOST_PATHS: &[&str] = &["/home/", "/root/", "/Users/"];
 
 fn root() -> PathBuf {
@@ -382,7 +382,7 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
-/// Every file of the repository, without what building makes.
+/// Returns every file of the repository, without generated ones.
 fn files() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut dirs = vec![root()];
@@ -407,11 +407,12 @@ fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap().display().to_string()
 }
 
-/// What tests of any crate may use.
+/// The crate that tests of any crate may use.
 const FOR_TESTS: (&str, &str) = ("dev-dependencies", "fathom-testing");
 
-/// (name, names of used workspace crates) of a Cargo.toml; dev-dependencies count too, since a
-/// test that needs a sibling is a sign of a missing seam.
+/// Returns from a Cargo.toml the crate's name and the names of the workspace crates that it uses.
+///
+/// Dev-dependencies count too, since a test that needs a sibling is a sign of a missing seam.
 fn read_manifest(text: &str) -> (String, Vec<String>) {
     let mut name = String::new();
     let mut uses = Vec::new();
@@ -451,7 +452,7 @@ fn dependencies_point_down_only() {
         let Some(allowed) = allowed.get(name.as_str()) else {
             panic!("{}: {name} has no line in the dependency rule", shown(path));
         };
-        // A crate may turn on its own features for its tests.
+        // A crate may enable its own features for its tests.
         for used in uses.into_iter().filter(|used| *used != name) {
             assert!(
                 allowed.contains(&used.as_str()),
@@ -466,8 +467,8 @@ fn dependencies_point_down_only() {
     );
 }
 
-/// A crate that shows another's names would let its users get around the rule: so they must be allowed
-/// to use the other one, too.
+/// A crate must not let its users get around the rule by re-exporting names of another crate: its
+/// users must be allowed to use that crate, too.
 #[test]
 fn names_of_other_crates_are_no_way_around() {
     let mut shown_names = 0;
@@ -508,8 +509,8 @@ fn manifests_of_both_spellings_are_understood() {
     assert_eq!(uses, ["fathom-core", "fathom-lab", "fathom-trace"]);
 }
 
-/// Test disks and the bodies of fuzz targets are behind a feature that only tests and the fuzz
-/// targets switch on.
+/// Test disks and the bodies of fuzz targets are behind a feature that only tests and fuzz targets
+/// enable.
 #[test]
 fn what_only_tests_need_is_not_released() {
     for path in files() {
@@ -526,7 +527,7 @@ fn what_only_tests_need_is_not_released() {
             );
         }
     }
-    // The program as `make build` builds it.
+    // The features of the program that `make build` builds.
     let mut tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     tree.current_dir(root()).args(["tree", "--frozen"]);
     tree.args(["--package=fathom-cli", "--edges=no-dev"]);

@@ -1,11 +1,11 @@
-//! Launches of guests: their parts, their time lines, and what two runs of them tell.
+//! Tests the launches of guests: their parts, their timelines, and the comparison of two runs.
 
 use fathom_run::{Cell, Run, Timeline};
 use fathom_tests::fathom;
 use std::path::Path;
 use std::process::Command;
 
-/// Launches that wait this long for each of their disk's first reads.
+/// Delay in seconds of each of the disk's first reads in the slow run.
 const DELAY: f64 = 0.8;
 
 fn run(dir: &Path, more: &[&str]) -> String {
@@ -18,7 +18,7 @@ fn run(dir: &Path, more: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The least seconds that these parts of a launch took together.
+/// Returns the shortest total time in seconds of these parts, over all launches.
 fn least(dir: &Path, parts: &[&str]) -> f64 {
     let plan = Run::load(dir).unwrap().experiment.unwrap();
     let cells = plan.load_cells(dir).unwrap();
@@ -41,9 +41,12 @@ fn a_slow_disk_shows_where_a_boot_waits_for_it() {
     ];
     let told = run(&slow, &against);
     assert!(told.contains("boot of B is "), "{told}");
-    // SeaBIOS reads the disk, and then user space, which loads its driver. The kernel does not. On a busy machine SeaBIOS
-    // may run before the lab has connected to QEMU's monitor, which is when its part begins. (It ends when the kernel's
-    // clock starts, which is wrong on a very busy one.)
+    // SeaBIOS reads the disk, and so does user space, which loads the disk's driver. The kernel
+    // does not.
+    //
+    // The part `firmware` begins when the lab has connected to QEMU's monitor. On a busy machine,
+    // SeaBIOS may run before. The part ends when the kernel's clock starts, which is wrong on a
+    // very busy machine.
     assert!(least(&slow, &["vmm", "firmware"]) > DELAY);
     assert!(least(&slow, &["user-space"]) > DELAY);
 
@@ -51,7 +54,7 @@ fn a_slow_disk_shows_where_a_boot_waits_for_it() {
     for cell in plan.load_cells(&quick).unwrap() {
         let part = |name| cell.measure(name).unwrap().value;
         let parts = ["vmm", "firmware", "kernel", "user-space", "agent"].map(part);
-        // One after the other, with nothing between them.
+        // The parts follow each other without gaps.
         let boot = part("boot");
         assert!((parts.iter().sum::<f64>() - boot).abs() < 0.01, "{cell:?}");
         assert!(parts.iter().all(|seconds| *seconds > 0.0), "{cell:?}");
@@ -63,7 +66,7 @@ fn a_slow_disk_shows_where_a_boot_waits_for_it() {
         panic!("{} time lines", lines.len());
     };
     let span = |name: &str| line.spans.iter().find(|span| span.name == name).unwrap();
-    // Initcalls lie within the kernel's part, programs within user space.
+    // Initcalls are within the kernel's part, and programs within user space.
     let (kernel, user) = (span("kernel"), span("user-space"));
     let within = |inner: &str, outer: &fathom_run::Span| {
         let inner = span(inner);

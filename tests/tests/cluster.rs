@@ -1,4 +1,5 @@
-//! Disks on a Ceph cluster. Of `make test-cluster`: each test starts one, whose OSDs take memory.
+//! Tests disks on a Ceph cluster (`make test-cluster`). Each test starts a cluster, whose OSDs take
+//! memory.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -24,7 +25,8 @@ const GIB: u64 = 1 << 30;
 const STEP: Duration = Duration::from_secs(120);
 const QUEUES: &[&str] = &["--queues", "2"];
 
-/// `fathom bench`, which writes, reads back and checks; what it knows goes to a file.
+/// Starts `fathom bench`, which writes, reads back and verifies. The state that it verifies is in a
+/// file.
 fn bench(server: &Server, state: &Path, more: &[&str]) -> Child {
     let mut command = Command::new(fathom());
     command.args([
@@ -51,7 +53,7 @@ fn done(child: Child) -> String {
     said.into_owned()
 }
 
-/// Writes at random for so long.
+/// Writes at random for `time`.
 fn write_for(server: &Server, state: &Path, time: &str) -> String {
     done(bench(
         server,
@@ -60,13 +62,14 @@ fn write_for(server: &Server, state: &Path, time: &str) -> String {
     ))
 }
 
-/// All that was written is there.
+/// Verifies everything that was written.
 fn check(server: &Server, state: &Path) {
     done(bench(server, state, &["--verify-only"]));
 }
 
-/// As `check`, on a cluster that may be busy with itself for longer than a front-end has patience: until it has
-/// come to terms, the image cannot be locked.
+/// Like `check`, on a cluster that may be busy for longer than a front-end's timeout.
+///
+/// Until the cluster has recovered, the image cannot be locked.
 fn check_when_let_in(server: &Server, state: &Path) {
     wait("a server that lets its front-end in", || {
         let child = bench(server, state, &["--verify-only"]);
@@ -104,7 +107,7 @@ fn refused(disk: &str, args: &[&str]) -> Ended {
     )
 }
 
-/// A new image on the cluster, made by QEMU; that of a format is as long as its file.
+/// Creates an image on the cluster with QEMU. In a format, the RBD image is as long as the file.
 fn create(place: &Place, cluster: &Cluster, name: &str, format: &str) {
     let file = place.path(name);
     qemu_img(&["create", "-q", "-f", format, file.to_str().unwrap(), "64M"]);
@@ -137,7 +140,7 @@ fn images_of_all_formats_keep_what_is_written() {
             qemu_img(&["check", "-q", "-f", format, &qemus]);
             refused(&cluster.image(format), &[]).refused_with(&["--format", format]);
         }
-        // As QEMU reads it.
+        // QEMU reads the same bytes.
         let copy = place.path(&format!("{format}.copy"));
         let to = copy.to_str().unwrap();
         qemu_img(&["convert", "-f", format, "-O", "raw", &qemus, to]);
@@ -186,7 +189,7 @@ fn clients_are_told_where_there_is_data() {
         !is_data(0) && !is_data(60 * MIB) && !is_data(255 * MIB),
         "{map}"
     );
-    // A copy goes by that.
+    // A copy follows this map.
     let copy = place.path("copy");
     qemu_img(&[
         "convert",
@@ -259,7 +262,7 @@ fn who_uses_an_image_has_it_alone() {
     wait("the server's lock", || {
         cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto")
     });
-    // QEMU may not write to it,
+    // QEMU cannot write to the locked image,
     let mut command = Command::new("qemu-io");
     command
         .args(["-f", "raw", "-c", "write -P 1 0 4k"])
@@ -269,7 +272,7 @@ fn who_uses_an_image_has_it_alone() {
         written.stdout.contains("Read-only file system"),
         "{written:?}"
     );
-    // nor may another Fathom, which may stand by.
+    // and another Fathom cannot either, but may wait for the lock.
     let mut other = place.serve("b", Path::new(&cluster.image("a")), QUEUES);
     let failed = bench(
         &other,
@@ -279,10 +282,11 @@ fn who_uses_an_image_has_it_alone() {
     assert!(!failed.wait_with_output().unwrap().status.success());
     said(&mut other, "has locked the image");
     done(load);
-    // The other one has it as soon as this one has let go of it.
+    // The other server can lock the image as soon as the first one has released it.
     server.stop().unwrap();
     check(&other, &state);
-    // Who breaks the lock shuts out who had it: nothing is written any more, and the log says why.
+    // A client that breaks the lock excludes its owner: the owner's writes fail, and its log says
+    // why.
     let load = bench(
         &other,
         &place.path("none"),
@@ -309,7 +313,8 @@ fn who_uses_an_image_has_it_alone() {
     other.stop().unwrap();
 }
 
-/// Whether it was started before another server took the image or meanwhile.
+/// This holds for readers started before another server took the image, and for those started
+/// later.
 #[test]
 fn who_reads_an_image_goes_by_who_has_it_now() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
@@ -346,7 +351,7 @@ fn who_reads_an_image_goes_by_who_has_it_now() {
     for reader in &readers {
         check(reader, &state);
     }
-    // It stays the image that it is, whatever has its name.
+    // The server keeps reading this image, even if the name then belongs to another one.
     let [mut early, late] = readers;
     cluster.rbd(&["rename", "rbd/a", "rbd/elsewhere"]);
     check(&early, &state);
@@ -359,7 +364,7 @@ fn who_reads_an_image_goes_by_who_has_it_now() {
     }
 }
 
-/// The image grows by what it allocates, which whoever was started before that has to see.
+/// The image grows when it allocates, and servers started before must see the new length.
 #[test]
 fn an_image_that_one_server_has_made_longer_is_read_by_another() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
@@ -369,7 +374,7 @@ fn an_image_that_one_server_has_made_longer_is_read_by_another() {
     let here = place.serve("here", Path::new(&cluster.image("i")), &args);
     let state = place.path("state");
     let is_free = || !cluster.rbd(&["lock", "ls", "rbd/i"]).contains("auto");
-    // Those that only read it do, too, and it may be below another.
+    // Servers that only read it must see the new length as well, also as a backing image.
     let reading = [&args[..], &["--readonly"]].concat();
     let reader = place.serve("reader", Path::new(&cluster.image("i")), &reading);
     let above = cluster.image("above");
@@ -392,7 +397,7 @@ fn an_image_that_one_server_has_made_longer_is_read_by_another() {
         check(server, &state);
     }
     check(&there, &state);
-    // And back again.
+    // A write at the other server is seen here, too.
     let state = place.path("state-there");
     write_for(&there, &state, "4s");
     wait("an image that nobody has locked", is_free);
@@ -424,7 +429,7 @@ fn a_server_that_was_killed_leaves_the_image_to_another() {
     server.process().kill().unwrap();
     load.wait().unwrap();
     let other = place.serve("b", Path::new(&cluster.image("a")), QUEUES);
-    // As long as the cluster takes the dead one for alive it is refused.
+    // The lock is denied while the cluster considers the killed server alive.
     let check = |state: &Path| bench(&other, state, &["--verify-only"]).wait_with_output();
     wait("a server that lets its front-end in", || {
         check(&state).unwrap().status.success()
@@ -456,13 +461,13 @@ fn a_cluster_that_loses_osds_and_its_monitor_loses_nothing() {
     std::thread::sleep(Duration::from_secs(3));
     cluster.start_osd(1);
     cluster.wait_until_clean();
-    // Requests need no monitor as long as nothing changes.
+    // Requests need no monitor while the cluster does not change.
     cluster.kill_monitor();
     std::thread::sleep(Duration::from_secs(5));
     cluster.start_monitor();
     let said = done(load);
     assert!(said.contains("and right"), "{said}");
-    // What the other copy has is the same.
+    // The other copy has the same data.
     cluster.wait_until_clean();
     cluster.kill_osd(0);
     cluster.ceph(&["osd", "down", "0"]);
@@ -484,7 +489,7 @@ fn a_size_that_others_give_it_and_a_snapshot() {
     said(&mut server, "resized to 80 MiB");
     let after = place.path("after");
     write_for(&server, &after, "2s");
-    // Who only reads it and has stood by sees it when it is used.
+    // A server that only reads the image, and is idle, notices the change when it is used.
     wait("the end of the server's lock", || {
         !cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto")
     });
@@ -519,14 +524,15 @@ fn what_is_not_there_is_said() {
     refused(&cluster.image("empty"), &[]).refused_with(&["512 bytes"]);
 }
 
-/// The server's log has these words, or will: a front-end hears of it before.
+/// Waits until the server's log contains these words. A front-end may see the effect before.
 fn said(server: &mut Server, words: &str) {
     let what = format!("'{words}' in the log");
     wait(&what, || server.process().log().contains(words));
 }
 
-/// Waits until `is_so`. Looks ten times a second: most looks start a command of Ceph's, which takes CPU time from
-/// the cluster.
+/// Waits until `is_so` is true, checking ten times per second.
+///
+/// Most checks run a command of Ceph, which takes CPU time from the cluster.
 fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Deadline::new(what);
     while !is_so() {

@@ -1,8 +1,8 @@
-//! Files of a crate that need each other cannot be read one after the other: in the crates listed here
-//! none do.
+//! Checks that the files of the listed crates do not depend on each other in circles.
 //!
-//! A file needs another one if it names something that is defined there, wherever it gets the name
-//! from: what a file only shows of others (`pub use`) is not its own. Unit tests may name anything.
+//! Files in a circle cannot be read one after the other. A file depends on another one if it uses a
+//! name that is defined there, whichever path the name takes. A re-export (`pub use`) does not
+//! define a name. Unit tests may use any name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 
-/// In crates/.
+/// Crates that must have no circles, by their folders in crates/.
 const CLEAN: &[&str] = &[
     "api",
     "archive",
@@ -41,17 +41,17 @@ const CLEAN: &[&str] = &[
     "units",
 ];
 
-/// A module, from the crate's root on.
+/// The path of a module from the crate's root.
 type Module = Vec<String>;
 
-/// What a file says.
+/// The names in a file.
 #[derive(Default)]
 struct Names {
-    /// Names that it takes from elsewhere, with their paths.
+    /// Names imported from elsewhere, with their paths.
     taken: BTreeMap<String, Vec<String>>,
-    /// Those of them that it shows to others.
+    /// The imported names that the file re-exports.
     shown: BTreeSet<String>,
-    /// Paths that it uses itself.
+    /// Paths that the file uses itself.
     used: Vec<Vec<String>>,
 }
 
@@ -136,7 +136,9 @@ impl Crate {
         Crate(modules)
     }
 
-    /// The module in which a path of `module`'s ends, past what others show; `None`: not here.
+    /// Returns the module in which a path ends, past all re-exports.
+    ///
+    /// Returns `None` if the path leaves the crate.
     fn resolve(&self, module: &[String], path: &[String], depth: u32) -> Option<Module> {
         let mut at = module.to_vec();
         let mut rest = path;
@@ -178,7 +180,7 @@ impl Crate {
         Some(at)
     }
 
-    /// Which modules each one needs.
+    /// Returns the modules on which each module depends.
     fn needs(&self) -> BTreeMap<&Module, BTreeSet<Module>> {
         let needs = self.0.iter().map(|(module, names)| {
             let paths = names.used.iter();
@@ -189,10 +191,11 @@ impl Crate {
         needs.collect()
     }
 
-    /// The modules of a circle, if there is one.
+    /// Returns the modules of a circle, if there is one.
     fn circle(&self) -> Option<Vec<String>> {
         let mut needs = self.needs();
-        // Who needs none of the rest is in no circle; nor is, then, who needs only such.
+        // A module without remaining dependencies is in no circle, so it is removed, again and
+        // again.
         loop {
             let free: Vec<Module> = { needs.iter() }
                 .filter(|(_, others)| others.is_empty())
@@ -205,7 +208,8 @@ impl Crate {
             let rest = needs.values_mut();
             rest.for_each(|others| others.retain(|other| !free.contains(other)));
         }
-        // The rest is in circles, or needs one: whoever is followed for long enough is in one.
+        // Every remaining module is in a circle or depends on one, so following dependencies leads
+        // to one.
         let (mut at, mut path) = (needs.keys().next()?.to_vec(), Vec::new());
         loop {
             if let Some(start) = path.iter().position(|seen| *seen == at) {
@@ -233,7 +237,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// `a/mod.rs` and `a.rs` are `a`; `lib.rs` is the root.
+/// Returns the module of a file: `a/mod.rs` and `a.rs` are `a`, and `lib.rs` is the root.
 fn module_of(file: &Path) -> Module {
     let file = file.with_extension("");
     let mut names: Module = file

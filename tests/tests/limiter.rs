@@ -1,6 +1,8 @@
-//! What limits a served disk is named, where it is built on purpose and where there is nothing: by
-//! what is seen from outside of real servers and real loads. And it is what limits: with more of
-//! it, more is done. Server and load have a CPU each.
+//! Tests that the limit of a served disk is named: where it was created on purpose, and where there
+//! is none.
+//!
+//! The verdict uses what is seen from outside of real servers and real loads. That it is the limit
+//! shows when more of it gives more throughput. Server and load have a CPU each.
 
 #[path = "limiter/memory.rs"]
 mod memory;
@@ -16,8 +18,10 @@ use scene::{
     told_by_fio,
 };
 
-/// Checks the verdict on a load. Where others use the two CPUs it may be that some thread waits for one,
-/// and has been seen to; or nothing certain of the same thread.
+/// Checks the verdict on a load.
+///
+/// If other programs use the two CPUs, the verdict may also be a thread that has waited for its
+/// CPU, or no rule with the same thread named.
 fn expect(evidence: &Evidence, rule: &str, thread: &str) -> Result<(), String> {
     let verdict = judge(evidence);
     eprintln!("{verdict}");
@@ -36,8 +40,9 @@ fn expect(evidence: &Evidence, rule: &str, thread: &str) -> Result<(), String> {
     is_right.then_some(()).ok_or(said)
 }
 
-/// Reads of 256k: the worker copies each byte, and the load looks at none. It has one queue while
-/// the load's threads refill the others.
+/// Reads of 256k: the worker copies each byte, and the load accesses none.
+///
+/// The worker always has requests in one queue while the load's threads refill the others.
 const COPIES: &[&str] = &[
     "--rw",
     "randread",
@@ -49,7 +54,7 @@ const COPIES: &[&str] = &[
     "4",
 ];
 
-/// What is seen of a load of `fathom bench`'s.
+/// Returns the evidence of a load of `fathom bench`.
 fn benched(args: &[&str], beside: Beside) -> Evidence {
     let work = Work {
         command: &|sockets| bench(sockets, args),
@@ -58,7 +63,7 @@ fn benched(args: &[&str], beside: Beside) -> Evidence {
     seen(&work, beside)
 }
 
-/// What is seen of a load that makes much of what the worker only copies.
+/// Returns the evidence of a load that processes the data, which the worker only copies.
 fn checked(beside: Beside) -> Evidence {
     let work = Work {
         command: &checksums,
@@ -74,7 +79,7 @@ fn with_busy(cpu: u32) -> Beside<'static> {
     }
 }
 
-/// Checks that one does so many times as much as another, by requests a second.
+/// Checks that one load has at least `times` as many requests per second as another.
 fn expect_times(more: &Evidence, less: &Evidence, times: f64, what: &str) -> Result<(), String> {
     let (more, less) = (rate(more), rate(less));
     let said = format!("{what}: {more:.0} against {less:.0} a second");
@@ -82,14 +87,14 @@ fn expect_times(more: &Evidence, less: &Evidence, times: f64, what: &str) -> Res
     (more > times * less).then_some(()).ok_or(said)
 }
 
-/// What limits, one after the other: they would be each other's limit.
+/// The limits are tested one after the other, because each test would limit the others.
 #[test]
 fn what_limits_a_served_disk_is_named_and_is_what_limits() {
     let limits: [fn() -> Result<(), String>; 6] =
         [a_thread, the_load, latency, a_filter, the_device, memory];
-    // (Other programs would be the limit of a busy machine.)
+    // On a busy machine, other programs would be the limit.
     outrank_other_programs();
-    // (Others may use the disk for a while.)
+    // Other programs may use the disk for a while.
     limits.iter().for_each(|limit| decide(|| limit().unwrap()));
 }
 
@@ -120,7 +125,7 @@ fn the_load() -> Result<(), String> {
     expect_times(&alone, &shares, 1.3, "the load without a neighbour")
 }
 
-/// Nothing is wrong: one request after the other takes its time.
+/// No limit is wrong here: single requests take their time.
 fn latency() -> Result<(), String> {
     let depth = |depth: &str| {
         let args = ["--rw", "randread", "--iodepth", depth];
@@ -152,7 +157,8 @@ fn a_filter() -> Result<(), String> {
     expect_times(&limited("delay:read=10ms"), &slow, 1.6, "half the delay")
 }
 
-/// All is in it: more at once are no more a second, and others' reads come out of the same.
+/// The device is saturated: more requests in flight are not faster, and other readers slow the load
+/// down.
 fn the_device() -> Result<(), String> {
     let alone = seen_on_disk(32, 1);
     expect(&alone, "device", "device ")?;
@@ -161,7 +167,7 @@ fn the_device() -> Result<(), String> {
     expect_times(&alone, &seen_on_disk(32, 2), 1.3, "without another reader")
 }
 
-/// What the page cache has no room for is read again and again.
+/// Data for which the page cache has no room is read again and again.
 fn memory() -> Result<(), String> {
     let tight = seen_with_memory(TIGHT);
     assert!(

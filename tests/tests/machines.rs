@@ -1,5 +1,6 @@
-//! Many machines, one beside or within the other, until no more fit (`make test-machines`): they
-//! take all processors for some minutes.
+//! Tests many machines, side by side or nested, until no more fit (`make test-machines`).
+//!
+//! The tests use all CPUs for some minutes.
 
 use fathom_run::{Cell, Run};
 use fathom_tests::fathom;
@@ -33,11 +34,11 @@ fn machines_are_nested_until_the_last_one_that_was_asked_for() {
             .value
     };
     assert_eq!((of("depth"), &cells[0].problems), (3.0, &Vec::new()));
-    // Level 1 may be emulated: its reads make no exits that anybody counts.
+    // Level 1 may be emulated, and then nobody counts the exits of its reads.
     for level in 2..=3 {
         assert!(of(&format!("level{level}.exits")) > 1.0);
     }
-    // An exit of level 3 is several of level 2.
+    // An exit of level 3 causes several exits of level 2.
     assert!(of("level3.exits") > of("level2.exits"));
     assert!(of("level3.read") > of("level2.read"));
 }
@@ -50,7 +51,7 @@ fn a_level_that_does_not_come_up_is_the_end_and_says_why() {
         &parent.path().join("run"),
         &["--levels=2", "--patience=10s"],
     );
-    // Ten seconds are enough for nobody within an emulated machine.
+    // Within an emulated machine, ten seconds are never enough.
     let is_quick = cells[0].measure("depth").unwrap().value == 2.0;
     let said = &cells[0].problems;
     assert!(is_quick || said[0].starts_with("level 2: "), "{said:?}");

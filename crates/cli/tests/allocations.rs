@@ -1,4 +1,4 @@
-//! A worker allocates nothing once its queues are warm.
+//! Checks that a worker allocates no memory once its queues are warm.
 
 mod support;
 
@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::{convert, disk_dir, eventually, fathom, listens, short_dir};
 
-/// The system's allocator, which counts what one thread asks of it.
+/// The system's allocator; counts the calls of one thread.
 struct Counting;
 
-/// The thread that is watched, by its kernel id.
+/// Kernel id of the thread whose calls are counted; 0 if none is counted.
 static WATCHED: AtomicI32 = AtomicI32::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
-/// Bytes of the last call.
+/// Size of the last counted call in bytes.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
 
 fn count(size: usize) {
@@ -37,11 +37,11 @@ fn count(size: usize) {
     }
 }
 
-// SAFETY: everything is passed on to the system's allocator.
+// SAFETY: every call is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promises are the system allocator's demands.
+        // SAFETY: the caller upholds the contract, which is that of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -61,7 +61,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// This process's thread with that name.
+/// Returns the kernel id of this process's thread with that name.
 fn thread_named(name: &str) -> i32 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let found = tasks.map(Result::unwrap).find(|task| {
@@ -78,8 +78,9 @@ fn requests(client: &Client) -> u64 {
     workers[0]["requests"].as_u64().unwrap()
 }
 
-/// So many more requests; fewer on a machine that is so busy that one at a
-/// time takes a scheduler's slice each.
+/// Waits until the server has completed `count` more requests.
+///
+/// Fewer are enough on a machine so busy that each request takes a time slice of the scheduler.
 fn wait_for(count: u64, client: &Client) {
     let (start, before) = (Instant::now(), requests(client));
     eventually("requests", || {
@@ -95,12 +96,12 @@ fn location(text: impl AsRef<OsStr>) -> Location {
     Location::parse(text.as_ref()).unwrap()
 }
 
-/// Serve in this process, have another make load, and count.
+/// Serves the disk in this process while another process loads it, and counts allocations.
 fn check(disk: Location, trace: Option<&Path>, load: &[&str]) {
     check_image(disk, None, &[], trace, load);
 }
 
-/// By a thread of its own, and by a pool's.
+/// Checks the disk with a worker of its own, then with a worker of a pool.
 fn check_image(
     disk: Location,
     format: Option<Format>,
@@ -142,7 +143,7 @@ fn check_worker(mut spec: serde_json::Value, load: &[&str]) {
         ..PoolOptions::new("p".into())
     });
     options.api.socket = Some(SocketSpec::Path(api.clone()));
-    // This process starts programs, beside being a server.
+    // This process starts programs, which a sandboxed server cannot.
     options.sandbox = SandboxMode::Off;
     let daemon = Daemon::start(options).unwrap();
     let worker = thread_named(thread);
@@ -150,13 +151,13 @@ fn check_worker(mut spec: serde_json::Value, load: &[&str]) {
     WATCHED.store(worker, Ordering::SeqCst);
     let mut bench = bench(&socket, load);
     let client = Client::connect(&api).unwrap();
-    // A throttle has to have made some wait, whatever else the machine does.
+    // A throttle must have delayed some requests, whatever else the machine does.
     let count = match is_plain {
         true => 100_000,
         false => 10_000,
     };
-    // Images have caches that fill, and a server is connected to meanwhile; all else has what it
-    // needs as soon as a queue is attached.
+    // The caches of an image must fill first, and a connection to a server is set up meanwhile.
+    // Everything else has what it needs as soon as a queue is attached.
     let warm = match (is_connected, format, is_plain) {
         (false, None, true) => 10,
         _ => count / 5,
@@ -188,7 +189,7 @@ fn bench(socket: &Path, load: &[&str]) -> std::process::Child {
     command.spawn().unwrap()
 }
 
-/// One test, since all threads share one counter.
+/// A single test, because all threads share the counter.
 #[test]
 fn a_warm_worker_allocates_nothing() {
     let dir = disk_dir();

@@ -1,5 +1,6 @@
-//! `fathom breakdown` and `fathom guest record` on a guest that runs. These tests need a machine whose
-//! kernel they may trace.
+//! Tests `fathom breakdown` and `fathom guest record` with a running guest.
+//!
+//! These tests need a machine whose kernel they may trace.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +43,7 @@ fn times(events: &[Event], kind: Kind) -> Vec<u64> {
     of_it.map(|event| event.time).collect()
 }
 
-/// Brings a folder out of the guest, as text: it is small.
+/// Copies a folder out of the guest as text; the folder is small.
 fn fetch(guest: &mut Guest, folder: &str, into: &Path) {
     let text = guest
         .check(&format!("tar -C {folder} -cz . | base64"), SOON)
@@ -64,7 +65,7 @@ fn fetch(guest: &mut Guest, folder: &str, into: &Path) {
     );
 }
 
-/// A guest with a Fathom disk of memory, among others, is recorded from both sides at once.
+/// Records a guest from both sides at once. One of its disks is a Fathom memory disk.
 #[test]
 fn both_sides_of_a_guest_are_recorded_and_put_together() {
     needs_tracing();
@@ -117,7 +118,7 @@ fn both_sides_of_a_guest_are_recorded_and_put_together() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Its folder for events is made when they are being recorded.
+    // The folder for events is created when the recording of events starts.
     let deadline = Deadline::new("a recording");
     while !host.join("layers").exists() {
         assert_eq!(recording.try_wait().unwrap(), None, "it goes on recording");
@@ -136,8 +137,8 @@ fn both_sides_of_a_guest_are_recorded_and_put_together() {
         ls /sys/kernel/tracing/instances; cat /sys/kernel/tracing/kprobe_events"
     );
     let text = guest.check(&script, SOON).unwrap();
-    // Two lines: nothing was lost, no problem was met, no instance or probe is left, and the file
-    // system could be mounted since it was unmounted again.
+    // Two lines: no event was lost, no problem occurred, and no instance or probe is left. The file
+    // system was unmounted again, so it could be mounted.
     assert_eq!(text.lines().count(), 2, "{text}");
     assert!(text.contains("events in /tmp/guest.run"), "{text}");
     fetch(&mut guest, "/tmp/guest.run", &inside);
@@ -180,7 +181,7 @@ fn both_sides_of_a_guest_are_recorded_and_put_together() {
     guest.power_off().unwrap();
 }
 
-/// Nothing of this can be tested without.
+/// Fails with an explanation if this kernel cannot be traced.
 fn needs_tracing() {
     if let Err(error) = Tracefs::open() {
         panic!(
@@ -190,7 +191,7 @@ fn needs_tracing() {
     }
 }
 
-/// What dd did is what the guest's kernel was seen to do, in the order of its code.
+/// The guest's kernel did what dd did, in the order of the kernel's code.
 fn check_guest(dir: &Path, name: &str) {
     let run = Run::load(dir).unwrap();
     assert_eq!(
@@ -229,14 +230,15 @@ fn check_guest(dir: &Path, name: &str) {
     let kicks = of_queue(Kind::VpNotify, 0);
     let interrupts = of_queue(Kind::VringInterrupt, 1);
     let done_calls = of_queue(Kind::VirtblkDone, 0);
-    // One at a time: each request has its kick (unless the server polls just then) and interrupt.
+    // Requests are made one at a time, so each has its interrupt. A request has no kick if the
+    // server is polling.
     assert!(interrupts.len() >= issues.len() && done_calls.len() >= issues.len());
     for (issue, done) in issues.iter().zip(&dones) {
         let between = |times: &[u64]| times.iter().any(|time| (issue.time..=*done).contains(time));
         assert!(between(&interrupts) && between(&done_calls), "{issue:?}");
     }
     assert!(!kicks.is_empty());
-    // The other disk's queue is not among ours, though the probes saw it.
+    // The probes also saw the other disk's queue, but it is not counted with this disk's.
     let all_kicks = times(&events, Kind::VpNotify).len();
     assert!(all_kicks >= kicks.len());
     let drivers = times(&events, Kind::VirtioQueueRq).len();
@@ -307,8 +309,10 @@ fn what_cannot_be_recorded_is_said_in_one_line() {
     one_line(&nothere, "disk named nothere not found");
 }
 
-/// A kernel that traces the block layer only gives half a recording, and none of what a breakdown
-/// is to be joined with. (One that traces all of it, or none, is right, too.)
+/// A kernel that traces only the block layer gives half a recording, which lacks what a breakdown
+/// is joined with.
+///
+/// A kernel that traces all layers, or none, passes as well.
 #[test]
 fn a_recording_without_the_guests_layers_is_a_failure() {
     let dir = tempfile::tempdir().unwrap();

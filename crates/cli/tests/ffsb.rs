@@ -1,4 +1,4 @@
-//! `fathom lab run ffsb`: the talk's scenarios in real guests and on this machine, and the table.
+//! Tests `fathom lab run ffsb`: the talk's scenarios in guests and on this machine, and the table.
 
 mod support;
 
@@ -20,7 +20,7 @@ const ARGS: &[&str] = &[
     "--seed=1",
 ];
 
-/// Runs the experiment; the number of guests that it has booted.
+/// Runs the experiment. Returns the number of guests that it has booted.
 fn lab(dir: &Path) -> usize {
     let mut command = fathom();
     command.args(["lab", "run", "ffsb"]).args(ARGS);
@@ -41,7 +41,7 @@ fn check(cell: &Cell) {
     };
     let (iops, throughput) = (value("iops"), value("throughput"));
     assert!(iops > 0.0 && throughput > 0.0, "{cell:#?}");
-    // The mail server's files end with parts of a block.
+    // The mail server's files end with partial blocks.
     let block = match setting("scenario") {
         "large-file-creates-256k" => Some(256.0 * 1024.0),
         "random-reads" => Some(8192.0),
@@ -54,7 +54,7 @@ fn check(cell: &Cell) {
     }
     let evidence = cell.evidence.as_ref().unwrap();
     assert_eq!(evidence.load.threads, 2);
-    // It ran for as long as it was told.
+    // The load ran for as long as requested.
     assert!(evidence.load.seconds >= 0.9, "{evidence:#?}");
     let host = evidence.host.as_ref().unwrap();
     let (busy, per) = (value("guest.busy"), value("guest.busy-per-mb"));
@@ -88,7 +88,7 @@ fn scenarios_run_in_guests_and_on_the_host_and_stand_side_by_side() {
     let cells = plan.load_cells(&dir).unwrap();
     assert_eq!(cells.len(), 9);
     cells.iter().for_each(check);
-    // What the guests were compared with is the host's own cell.
+    // Guests are compared with the host's cell of the same scenario.
     for guest in cells
         .iter()
         .filter(|cell| cell.planned.settings["disk"] != "bare")

@@ -1,4 +1,4 @@
-//! `fathom lab run` when it cannot go on: what it says, and that it leaves nothing behind.
+//! Tests runs of `fathom lab run` that end early: what they report, and what they remove.
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::{check_refusal, fathom, instead_of};
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
-/// The folders that a process of the lab has made.
+/// Returns the folders that a process of the lab has created.
 fn folders_of(pid: u32) -> Vec<PathBuf> {
     let prefix = format!("fathom-scratch-{pid}-");
     let entries = ["/tmp", "/var/tmp"].map(|dir| fs::read_dir(dir).unwrap());
@@ -25,7 +25,7 @@ fn folders_of(pid: u32) -> Vec<PathBuf> {
     paths.filter(is_its).collect()
 }
 
-/// Processes that were started with a path in one of its folders.
+/// Returns the number of processes that were started with a path in one of its folders.
 fn children_of(pid: u32) -> usize {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let lines = entries.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
@@ -33,7 +33,7 @@ fn children_of(pid: u32) -> usize {
     lines.filter(|line| line.contains(&word)).count()
 }
 
-/// A run whose guest boots, with its server; its run directory is made in a folder.
+/// Starts a run and waits until its guest boots. Its run directory is created in `dir`.
 fn run_under_way(dir: &Path) -> Child {
     let child = fathom()
         .args(["lab", "run", "seqread", "--size", "16M"])
@@ -77,13 +77,13 @@ fn a_run_that_a_signal_ends_leaves_nothing_behind() {
     assert_eq!(said.lines().last(), Some("lab: ended by SIGTERM"), "{said}");
     assert!(!said.contains("fathom: "), "{said}");
     assert_eq!(made(&dirs[1]), 0, "no cell had ended");
-    // What another run holds is let alone.
+    // The folders and processes of another run are not touched.
     assert!(!folders_of(killed.id()).is_empty());
     assert!(children_of(killed.id()) >= 2);
 
     let (pid, _) = end(killed, SIGKILL);
     assert!(!folders_of(pid).is_empty(), "nobody could remove them");
-    // Nor does one stay whose last words nobody reads.
+    // A run whose standard error is closed also ends. It has removed the folders of the killed run.
     let mut unread = run_under_way(dirs[2].path());
     drop(unread.stderr.take());
     let (_, _) = end(unread, SIGTERM);
@@ -243,7 +243,7 @@ fn what_cannot_be_run_is_said_in_one_line() {
     }
 }
 
-/// A run of three cells is ended in its second, and goes on.
+/// A run of three cells is interrupted in its second cell, and then resumed.
 #[test]
 fn an_interrupted_run_goes_on_where_it_was() {
     let dir = tempfile::tempdir().unwrap();
@@ -291,7 +291,7 @@ fn an_interrupted_run_goes_on_where_it_was() {
     );
 }
 
-/// What was there before is not the run's to remove, also when it has not a single cell.
+/// Files that existed before are kept, even if the run has no cell yet.
 #[test]
 fn going_on_removes_nothing_that_was_there() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! `fathom lab run storages` and `bonnie`, as users run them: on the host over two file systems and
-//! an NBD export, and in a guest each.
+//! Tests `fathom lab run storages` and `bonnie`, as users run them.
+//!
+//! The experiments run on the host over two file systems and an NBD export, and in one guest each.
 
 mod support;
 
@@ -14,10 +15,10 @@ use tempfile::TempDir;
 
 const SIZE: u64 = 4 << 20;
 const JOBS: u64 = 4;
-/// With room for them.
+/// An export with room for the files of all jobs.
 const EXPORT: &str = "memory:64M";
 
-/// Runs an experiment; what it printed, and its cells.
+/// Runs an experiment. Returns its output and its cells.
 fn lab(dir: &Path, args: &[&str]) -> (String, Vec<Cell>) {
     let out = dir.join("r");
     let out = as_arg(&out);
@@ -47,8 +48,9 @@ fn value(cell: &Cell, name: &str) -> f64 {
         .value
 }
 
-/// A directory of another file system than that of the build, where O_DIRECT works there; what its
-/// file system is called.
+/// Returns a directory on another file system than the build's, if O_DIRECT works there.
+///
+/// Also returns the name of that file system.
 fn other_dir() -> (TempDir, Option<&'static str>) {
     let memory = tempfile::tempdir_in("/dev/shm").expect("/dev/shm");
     let file = memory.path().join("f");
@@ -71,7 +73,7 @@ fn storages_are_held_against_each_other_on_the_host() {
     let uri = served.uri();
     let (disk, out) = (disk_dir(), short_dir());
     let (other, kind) = other_dir();
-    // A comma in a name, and what is there already.
+    // A name with a comma, and a file that exists already.
     let odd = other.path().join("a,b");
     fs::create_dir(&odd).unwrap();
     fs::write(disk.path().join("virt.0.0"), "mine").unwrap();
@@ -90,7 +92,7 @@ fn storages_are_held_against_each_other_on_the_host() {
     for place in [&first, &second, &uri] {
         let cell = of(&cells, "place", place);
         let evidence = cell.evidence.as_ref().unwrap();
-        // Every block once, read or written.
+        // Each block is read or written once.
         assert_eq!(evidence.load.bytes, JOBS * SIZE, "{place}");
         assert_eq!((evidence.load.threads, evidence.load.depth), (4, 4));
         assert!(value(cell, "iops") > 0.0);
@@ -102,7 +104,7 @@ fn storages_are_held_against_each_other_on_the_host() {
     let flat: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let sentence = format!("{} makes ", words(&uri));
     assert!(flat.contains(&sentence), "{text}");
-    // Its own files are gone, and nobody else's were touched.
+    // The files of the command are removed, and other files are unchanged.
     assert!(is_empty(&odd));
     assert_eq!(
         fs::read_to_string(disk.path().join("virt.0.0")).unwrap(),
@@ -113,7 +115,7 @@ fn storages_are_held_against_each_other_on_the_host() {
     assert!(table.contains("write") && table.contains("read"), "{table}");
 }
 
-/// One boot: the guest's disk is an NBD export, which its server takes from another.
+/// Boots one guest. The server of its disk is an NBD client of another server.
 #[test]
 fn an_export_is_a_guests_disk() {
     let served = Nbd::start(EXPORT, &[]);
@@ -135,7 +137,7 @@ fn an_export_is_a_guests_disk() {
     let evidence = cell.evidence.as_ref().unwrap();
     assert_eq!(evidence.load.bytes, JOBS * SIZE);
     assert!(["virtualisation", "emulation"].contains(&cell.words["where"].as_str()));
-    // Fathom saw what fio asked for; the guest's kernel may have merged neighbours.
+    // Fathom saw the requests of fio. The guest's kernel may have merged adjacent ones.
     let seen = cell.measure("fathom.read.total.mean").unwrap().samples;
     let asked = cell.measure("read.latency.mean").unwrap().samples;
     assert!(seen * 2 > asked && asked > 0, "{seen} {asked}");
@@ -167,7 +169,7 @@ fn what_storages_would_destroy_or_cannot_use_is_refused() {
     assert!(!dir.path().join("r").exists());
 }
 
-/// One boot.
+/// Boots one guest.
 #[test]
 fn bonnie_runs_in_a_guest_and_has_its_own_table() {
     let out = short_dir();
@@ -187,8 +189,8 @@ fn bonnie_runs_in_a_guest_and_has_its_own_table() {
         None,
         "it was not asked for"
     );
-    // How fast it is nobody knows, and what is too fast has no rate; each phase has its longest
-    // operation.
+    // The rate cannot be predicted, and a phase that is too fast has none. Each phase has its
+    // longest operation.
     for phase in [
         "put-block",
         "rewrite",

@@ -1,5 +1,5 @@
-//! `fathom lab run parallel`: machines that are up at the same time, what they find on their disks, and
-//! failures that are results.
+//! Tests `fathom lab run parallel`: machines that run at the same time, what they find on their
+//! disks, and failures that count as results.
 
 mod support;
 
@@ -17,7 +17,7 @@ fn lab(args: &[&str], dir: &Path) -> Command {
     command
 }
 
-/// The cells of a run that has to succeed, by the number of machines.
+/// Runs a command that must succeed. Returns the cells, ordered by the number of machines.
 fn cells(command: &mut Command, dir: &Path) -> Vec<Cell> {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -39,7 +39,7 @@ fn value(cell: &Cell, name: &str) -> f64 {
     found.value
 }
 
-/// What a cell says of its times has to be the same in all of its figures.
+/// Checks that all figures of a cell agree on its times.
 fn check_times(cell: &Cell) {
     let count = f64::from(appliances(cell));
     let of = |name| value(cell, name);
@@ -57,7 +57,7 @@ fn check_times(cell: &Cell) {
     );
     let evidence = cell.evidence.as_ref().unwrap();
     assert_eq!(f64::from(evidence.load.threads), count);
-    // From the first start until all are up, and the evidence is collected.
+    // The evidence covers the time from the first start until all machines are up.
     let begun_before = evidence.seconds > of("up") * 0.8;
     assert!(
         begun_before && evidence.seconds <= cell.seconds,
@@ -73,7 +73,7 @@ fn machines_with_a_server_each_inspect_one_disk_at_the_same_time() {
     for cell in cells(&mut lab(&args, &run), &run) {
         assert_eq!(cell.problems, [""; 0]);
         check_times(&cell);
-        // All were there, each with a server that saw its memory: that is not merged.
+        // All machines ran, each with a server that mapped its memory. Such memory is not merged.
         let evidence = cell.evidence.as_ref().unwrap();
         let processes = |role: ThreadRole| {
             let threads = { evidence.threads.iter() }.filter(|one| one.role == role);
@@ -83,7 +83,7 @@ fn machines_with_a_server_each_inspect_one_disk_at_the_same_time() {
             pids.len() as u32
         };
         assert_eq!(processes(ThreadRole::Vcpu), appliances(&cell));
-        // QEMU's main loop, and the server's.
+        // The main threads of QEMU and of the server.
         assert_eq!(processes(ThreadRole::Main), 2 * appliances(&cell));
         let parts = value(&cell, "memory.qemu") + value(&cell, "memory.servers");
         assert!((value(&cell, "memory.each") / parts - 1.0).abs() < 1e-9);
@@ -94,7 +94,7 @@ fn machines_with_a_server_each_inspect_one_disk_at_the_same_time() {
     assert!(report.contains("Suspected limiters"), "{report}");
 }
 
-/// One takes more than 100 MiB, and less than 400.
+/// One machine needs more than 100 MiB and less than 400 MiB.
 #[test]
 fn steps_go_on_until_no_more_fit_and_that_is_the_result() {
     let dir = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ fn a_machine_that_does_not_start_is_its_cells_result_and_not_the_runs_end() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     let qemu = stdout_path("qemu-system-x86_64");
-    // The first two are alone; the fourth is gone before its guest has booted.
+    // The first two processes run alone. The fourth ends before its guest has booted.
     let script = format!(
         "case \"$*\" in *--version*) exec {qemu} \"$@\";; esac\n\
          n=1; while ! mkdir {0}/$n 2>/dev/null; do n=$((n + 1)); done\n\
@@ -149,7 +149,7 @@ fn a_machine_that_does_not_start_is_its_cells_result_and_not_the_runs_end() {
     let problem = failed[0].problems.join("\n");
     assert!(problem.contains("terminating on signal 15"), "{problem}");
     check_times(ended[0]);
-    // As root, where the kernel can, equal pages were merged.
+    // Equal pages were merged if the test runs as root and the kernel supports it.
     let merged = ended[0].measure("memory.merged.each");
     match merged {
         Some(merged) => assert!(merged.value < value(ended[0], "memory.each")),

@@ -1,5 +1,7 @@
-//! `fathom lab run settings` with real guests: it finds what is known of IDE and of write-through
-//! caches. The disk is nbdkit's, which delays reads and logs what it is asked for.
+//! Tests `fathom lab run settings` with real guests: it finds the known limits of IDE and of
+//! write-through caches.
+//!
+//! The disk is nbdkit's, which delays reads and logs requests.
 
 mod support;
 
@@ -10,12 +12,12 @@ use fathom_testing::decide;
 use serde_json::Value;
 use support::{check_refusal, eventually, fathom, listens, short_dir, stdout_of};
 
-/// Of a read: so long that nothing else matters, however slow the guest is.
+/// Delay of a read. It exceeds all other times, however slow the guest is.
 const DELAY_MS: f64 = 40.0;
-/// Of a cell, in seconds.
+/// Duration of a cell in seconds.
 const RUNTIME: f64 = 4.0;
 
-/// A disk of 64 MiB. It has no FUA: who wants a write to be durable has to flush.
+/// A disk of 64 MiB without FUA: to make a write durable, the client has to flush.
 struct SlowDisk(Child);
 
 impl SlowDisk {
@@ -48,7 +50,7 @@ impl Drop for SlowDisk {
     }
 }
 
-/// A measure of the cell with these settings.
+/// Returns a measure of the cell with these settings.
 fn measure(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> Value {
     let names = ["bus", "cache", "threads"];
     let is = |cell: &&Value| {
@@ -66,7 +68,7 @@ fn measure(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> Value
         .clone()
 }
 
-/// How many requests it has made, by the name of their mean latency.
+/// Returns how many requests a cell has made, by the name of their mean latency.
 fn requests(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> u64 {
     let mean = measure(run, report, settings, name);
     mean["samples"].as_u64().unwrap()
@@ -74,7 +76,7 @@ fn requests(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> u64 
 
 #[test]
 fn ide_does_not_scale_and_write_through_flushes_every_write() {
-    // (A busy machine can keep a guest from its processor for seconds.)
+    // A busy machine can keep a guest off its CPU for seconds.
     decide(compare_settings);
 }
 
@@ -111,7 +113,7 @@ fn compare_settings() {
         serde_json::from_str(&text).unwrap()
     };
     assert_eq!(report["cells"].as_array().unwrap().len(), 4, "{said}");
-    // Reads at once, on average: those that were made, each of which took so long.
+    // Average number of reads in flight: the reads that were made, times the delay of each.
     let at_once = |settings| {
         let reads = requests(&run, &report, settings, "read.latency.mean");
         reads as f64 * DELAY_MS / 1e3 / RUNTIME
@@ -126,7 +128,7 @@ fn compare_settings() {
         "{alone} by one thread, {many} by eight"
     );
     assert!(ide < 1.25, "{ide} by eight threads on IDE");
-    // About one kick a request, and none on IDE: there it is those of other devices.
+    // About one kick per request. IDE has none, so its cell counts the kicks of other devices.
     let kicks = |settings| {
         let kicks = measure(&run, &report, settings, "kicks");
         kicks["value"].as_f64().unwrap() * kicks["samples"].as_f64().unwrap()
@@ -151,14 +153,15 @@ fn compare_settings() {
         .lines()
         .filter(|line| line.contains(" Flush id="))
         .count() as u64;
-    // A few more when guests find the disk and when QEMU lets go of it; none of any other write.
+    // A few more flushes come when guests find the disk and when QEMU closes it. Other writes cause
+    // none.
     assert!(
         (writes..writes + 40).contains(&flushes),
         "{flushes} of {writes}"
     );
 }
 
-/// A disk on which every read takes 40 ms: it does twice as much at once.
+/// Every read of the disk takes 40 ms, so twice as many reads in flight double the rate.
 #[test]
 fn a_suspected_limiter_is_tried() {
     let dir = short_dir();
@@ -182,7 +185,7 @@ fn a_suspected_limiter_is_tried() {
     };
     let job = ["--runtime=2s", "--rw=randread", &image, "--output", shown];
     lab(&[&["settings", "--overwrite=on"], &job[..]].concat());
-    // Tests beside it may have kept its threads waiting: it is judged as on a machine of its own.
+    // Other tests may have delayed the threads, so the cell is judged as on an idle machine.
     let file = run.join("cells/1-1/cell.json");
     let mut cell: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let evidence = cell["evidence"].as_object_mut().unwrap();
@@ -204,7 +207,7 @@ fn a_suspected_limiter_is_tried() {
         verdict.contains("confirmed: ") && verdict.contains("with iodepth=2"),
         "{verdict}"
     );
-    // It was tried.
+    // A limiter that was tried is not tried again.
     let said = lab(&["--continue", shown]);
     assert!(!said.contains("is it"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! `fathom bench DIR --workload mail-server`, as a user runs it.
+//! Tests `fathom bench DIR --workload mail-server`, as a user runs it.
 
 mod support;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use support::{as_arg, fathom, refused, stdout_of};
 use tempfile::TempDir;
 
-/// `fathom`'s arguments for a run in `dir`.
+/// Returns the arguments of `fathom` for a run in `dir`.
 fn bench<'a>(dir: &'a str, args: &'a str) -> Vec<&'a str> {
     let head = ["bench", dir, "--workload", "mail-server"];
     head.into_iter().chain(args.split_whitespace()).collect()
@@ -79,7 +79,7 @@ fn ctrl_c_ends_it_early_and_cleans_up() {
         .spawn()
         .unwrap();
     let pid = Pid::from_raw(child.id() as i32).unwrap();
-    // Under load the files are no longer those that were made first.
+    // Under load, the files that were created first have been replaced.
     let first = |name: &str| {
         name.trim_start_matches('f')
             .parse()

@@ -1,4 +1,4 @@
-//! Manual pages and completions, as those see them who read them: groff and bash.
+//! Tests the manual pages with groff, and the completions with bash.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -32,7 +32,7 @@ fn every_command_has_a_page_that_groff_has_nothing_to_say_of() {
     let hidden = |name| pages.iter().any(|page| page.ends_with(name));
     assert!(!hidden("fathom-tenant.1") && !hidden("fathom-starter.1"));
 
-    // A word that is wider than a line is no fault.
+    // A word that is wider than a line is not an error.
     let mut groff = Command::new("groff");
     said(
         groff
@@ -121,7 +121,7 @@ fn the_page_on_json_has_all_commands_that_print_it() {
         let mut lines = help.lines().map(str::trim_start);
         lines.any(|line| line.starts_with("--json"))
     });
-    // Those of images are qemu-img's, those of experiments alike.
+    // The commands for images print JSON like qemu-img. All experiments print the same JSON.
     let of_their_own = print_it
         .filter(|command| !command.starts_with("fathom img "))
         .filter(|command| !command.starts_with("fathom lab run "));
@@ -132,7 +132,7 @@ fn the_page_on_json_has_all_commands_that_print_it() {
     assert_eq!(told, there);
 }
 
-/// The program is asked which keys each table has.
+/// Asks the program which keys each table has.
 #[test]
 fn the_configurations_page_has_all_keys() {
     let page = include_str!("../../../docs/configuration.md");
@@ -199,7 +199,7 @@ fn bash_completes_commands_options_values_and_served_disks() {
     let image = format!("{}/fathom.b", dir.path().display());
     let found = completed(&format!("fathom serve {image}"), 2);
     assert_eq!(found, format!("{image}ash\n"));
-    // A disk is offered while it is served.
+    // A disk is offered as a completion while it is served.
     let ask = dir.path().join("ask");
     std::fs::write(&ask, command("fathom show memory:7", 2)).unwrap();
     let run = format!("bash --norc {}", ask.display());

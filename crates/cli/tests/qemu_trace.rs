@@ -1,6 +1,9 @@
-//! `fathom breakdown --qemu-trace` on what QEMU writes by its log backend (captured from QEMU 10.0)
-//! and by its simple backend. Distributions do not build the latter: the captured logs are encoded
-//! here by the layout that QEMU's trace/simple.c writes, with the installed trace-events-all.
+//! Tests `fathom breakdown --qemu-trace` on the output of QEMU's log backend and of its simple
+//! backend.
+//!
+//! The logs were captured from QEMU 10.0. Distributions do not build the simple backend, so the
+//! captured logs are encoded here, in the layout that QEMU's trace/simple.c writes, with the
+//! installed trace-events-all.
 
 mod support;
 
@@ -22,7 +25,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The names of a build's events, in the order of their numbers.
+/// Returns the names of a build's events, in the order of their numbers.
 fn names() -> Vec<String> {
     let events = fs::read_to_string(EVENTS).expect("QEMU is installed (make setup)");
     let lines = events.lines().filter(|line| !line.starts_with('#'));
@@ -32,8 +35,9 @@ fn names() -> Vec<String> {
         .collect()
 }
 
-/// A captured log as the simple backend would have written it; the last record tells of 3 dropped
-/// events if `dropped`.
+/// Encodes a captured log as the simple backend would have written it.
+///
+/// If `dropped`, the last record reports 3 dropped events.
 fn simple(log: &Path, version: u64, dropped: bool) -> Vec<u8> {
     let names = names();
     let mut bytes = words(&[u64::MAX, 0xf2b1_77cb_0aa4_29b4, version]);
@@ -81,7 +85,7 @@ fn number(word: &str) -> Option<u64> {
     }
 }
 
-/// Steps with their number and mean, as `fathom report --json` has them.
+/// Returns the steps with their number and mean, as `fathom report --json` prints them.
 fn steps(run: &Path) -> Vec<(String, u64, f64)> {
     let json: Value = serde_json::from_str(&stdout_of(&["report", text(run), "--json"])).unwrap();
     let rows = json["qemu"].as_array().unwrap().iter();
@@ -146,7 +150,7 @@ fn what_is_missing_in_a_trace_is_said_and_the_rest_is_used() {
     let joined = table.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(joined.contains("its last record is cut off"), "{table}");
     assert!(table.contains("thread_pool_complete_aio"), "{table}");
-    // A log, too; and without a name for it the run lies here.
+    // A log may be cut off, too. If no run is named, the run is created in the working directory.
     let log = fs::read(captured("threads")).unwrap();
     fs::write(&file, &log[..log.len() - 30]).unwrap();
     let output = support::fathom()
@@ -212,7 +216,7 @@ fn what_is_no_trace_is_refused_in_one_line() {
     assert_eq!(fs::read(run_dir.join("run.json")).unwrap(), b"{}");
 }
 
-/// Without threads' names, one thread's wait could be ended by another.
+/// Without the names of threads, one thread could seem to end the wait of another.
 #[test]
 fn locks_are_told_only_where_threads_are() {
     let dir = tempfile::tempdir().unwrap();

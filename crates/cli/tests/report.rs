@@ -1,4 +1,4 @@
-//! `fathom report` as users run it, on a run of a server that was watched from the host alone.
+//! Tests `fathom report` as users run it, on a run of a server that was recorded on the host alone.
 
 mod support;
 
@@ -12,10 +12,10 @@ use fathom_run::{
 };
 use support::{Kept, eventually, fathom, refused, run, stdout_of};
 
-/// Requests of the run.
+/// Number of requests in the run.
 const REQUESTS: u64 = 40;
 
-/// Writes a run: each request spends 1 us in each stage of Fathom's, 100 us in the device.
+/// Writes a run: each request spends 1 us in each stage of Fathom and 100 us in the device.
 fn make_run(dir: &Path) {
     fs::create_dir_all(dir.join("requests-1")).unwrap();
     let path = dir.join("requests-1/fathom.events");
@@ -93,7 +93,7 @@ fn a_run_is_printed_the_same_every_time_and_everywhere() {
     assert!(!table.contains('\x1b'), "no colours into a pipe: {table}");
     let json: serde_json::Value = serde_json::from_str(&both(&["--json"])).unwrap();
     assert_eq!(json["exact"]["total"]["count"], REQUESTS);
-    // From the wake-up to the used ring; the interrupt was not watched.
+    // From the wake-up to the used ring; the interrupt was not recorded.
     assert_eq!(json["exact"]["total"]["mean"], 104_000.0);
     for name in ["a.pftrace", "b.pftrace"] {
         let file = dir.path().join(name);
@@ -168,12 +168,12 @@ fn what_cannot_be_reported_is_told_in_one_line() {
     refused(1, &["report", path], &["run.json", "damaged"]);
 }
 
-/// What is in the place of a file is not waited for.
+/// The command does not wait for a FIFO in the place of a file.
 #[test]
 fn only_files_are_read() {
     let dir = tempfile::tempdir().unwrap();
     for (name, succeeds, says) in [
-        // As if it were missing.
+        // This file counts as missing.
         ("requests-1/fathom.events", true, "Problems"),
         ("run.json", false, "not a regular file"),
     ] {
@@ -198,14 +198,14 @@ fn only_files_are_read() {
     }
 }
 
-/// Changes what a run's run.json says.
+/// Changes the contents of a run's run.json.
 fn change(dir: &Path, change: impl FnOnce(&mut Run)) {
     let mut run = Run::load(dir).unwrap();
     change(&mut run);
     run.save(dir).unwrap();
 }
 
-/// A run of a stranger's, from a guest, say, does not choose which files are read and written.
+/// A foreign run, for example one from a guest, does not choose which files are read and written.
 #[test]
 fn a_runs_files_are_its_own() {
     let dir = tempfile::tempdir().unwrap();
@@ -273,7 +273,7 @@ fn a_runs_files_are_its_own() {
     let sparse = fs::File::create(guest.join("requests-1/guest.events")).unwrap();
     sparse.set_len(1 << 40).unwrap();
     refused(1, &join, &["guest.events", "too large"]);
-    // Two files that would become one.
+    // Two files would get the same name.
     again();
     change(host, |run| run.rounds[0].streams[0].name = "guest".into());
     let folder = host.join("requests-1");
@@ -292,7 +292,7 @@ fn a_runs_files_are_its_own() {
     refused(1, &join, &["run.json", "1000 files", "the most"]);
 }
 
-/// Nor does it write to the terminal by its names.
+/// A foreign run sends no control characters to the terminal.
 #[test]
 fn names_of_disks_are_fit_for_a_terminal() {
     let dir = tempfile::tempdir().unwrap();
@@ -326,7 +326,7 @@ fn a_file_of_events_that_is_missing_is_a_problem_and_no_end() {
     assert!(table.contains("Problems"), "{table}");
 }
 
-/// script(1) makes a terminal of its output.
+/// script(1) gives the command a terminal for its output.
 #[test]
 fn colours_are_for_terminals_and_for_those_who_want_them() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `fathom report` of experiments' runs, as users run it.
+//! Tests `fathom report` on runs of experiments, as users run it.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn planned(id: &str, round: u32, disk: &str) -> Planned {
     }
 }
 
-/// Two rounds of two disks, of which `done` cells have been run.
+/// Writes a run of two rounds of two disks, in which `done` cells have been run.
 fn make_run(dir: &Path, name: &str, done: usize) -> Run {
     let cells = [
         ("1", 1, "qemu"),
@@ -77,7 +77,7 @@ fn make_run(dir: &Path, name: &str, done: usize) -> Run {
     run
 }
 
-/// A run whose requests were to be followed, and none was.
+/// Writes a run whose requests should have been traced, but none was.
 fn make_breakdown(dir: &Path) {
     let run = Run {
         kind: RunKind::Lab,
@@ -226,7 +226,7 @@ fn the_breakdown_of_an_only_cell_is_the_report() {
     let output = run(&["report", text(&path), "--perfetto", text(&trace)]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!said.contains("table of cells"), "{said}");
-    // What limits it is told below, wherever its evidence is there.
+    // The report names the suspected limiters if the evidence for them exists.
     let page = dir.path().join("page.html");
     let show = || {
         stdout_of(&["report", text(&path), "--html", text(&page)]);
@@ -248,14 +248,14 @@ fn the_breakdown_of_an_only_cell_is_the_report() {
         assert!(text.contains("CPU cap"), "{text}");
         assert!(text.contains("a breakdown within"), "{text}");
     }
-    // A breakdown beside another; and by the name of its run.
+    // A breakdown is shown next to another one, under the name of its run.
     let both = stdout_of(&["report", text(&path), text(&cell("1"))]);
     assert!(
         both.contains("A            a.run: a breakdown within"),
         "{both}"
     );
 
-    // Nothing outside of the run is read for it.
+    // The report reads nothing outside of the run.
     let elsewhere = dir.path().join("elsewhere");
     fs::rename(cell("1"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, cell("1")).unwrap();
@@ -264,7 +264,7 @@ fn the_breakdown_of_an_only_cell_is_the_report() {
     assert!(table.contains("symbolic link"), "{table}");
 }
 
-/// A cell whose control group is its limit.
+/// Returns a cell that is limited by its control group.
 fn throttled(planned: &Planned) -> Cell {
     let evidence = Evidence {
         seconds: 1.0,
@@ -288,7 +288,7 @@ fn throttled(planned: &Planned) -> Cell {
     }
 }
 
-/// The fio words of a load that takes no time.
+/// Returns the arguments of a load that takes no time.
 fn bench<'a>(file: &'a str, output: &'a str, bs: &'a str) -> Vec<&'a str> {
     let load = [
         "bench",
@@ -323,12 +323,12 @@ fn loads_are_collected_in_one_run() {
     for cell in cells {
         let measures = &cell["measures"];
         assert!(measures["iops"].as_f64().unwrap() > 0.0, "{cell}");
-        // 64 requests are enough for p50 and not for p90.
+        // 64 requests are enough for p50, but not for p90.
         assert!(measures["latency.p50"].is_f64() && measures["latency.p90"].is_null());
     }
     assert_eq!(json["points"].as_array().unwrap().len(), 2);
 
-    // What is something else is not added to, and nothing is measured for it.
+    // Nothing is added to a directory of another kind, and nothing is measured for it.
     let other = dir.path().join("other");
     make_run(&other, "seqread", 1);
     for (output, words) in [(&other, "a run of another command"), (&file, "cannot read")] {

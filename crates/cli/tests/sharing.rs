@@ -1,4 +1,4 @@
-//! `fathom lab run sharing`: files by virtiofs, on a disk, and on this machine itself.
+//! Tests `fathom lab run sharing`: files on virtiofs, on a disk, and on this machine itself.
 
 mod support;
 
@@ -34,7 +34,7 @@ fn check(cell: &Cell) {
             "cpu-per-gb"
         }
         _ => {
-            // The calls are a part of the time that they took one after the other.
+            // The calls ran one after the other, so together they take at most the whole time.
             let calls = value("iops") * value("rename.latency.mean") / 1e9;
             assert!(calls > 0.0 && calls <= 1.05, "{calls}: {cell:#?}");
             assert!(load.requests == 100 && !is_there("throughput"));
@@ -45,14 +45,15 @@ fn check(cell: &Cell) {
     for who in ["qemu", "server"] {
         let name = format!("{who}.{cost}");
         assert_eq!(is_there(&name), is_guest, "{name}: {cell:#?}");
-        // Names on a disk are in the guest's memory: its server may have nothing to do.
+        // On a disk, file names are cached in the guest's memory, so the server may have nothing to
+        // do.
         let works = who == "qemu" || setting("way") == "virtiofs" || cost == "cpu-per-gb";
         assert!(
             !is_guest || !works || value(&name) > 0.0,
             "{name}: {cell:#?}"
         );
     }
-    // What was written has come to the disk's server.
+    // The written data has reached the server of the disk.
     if setting("test") == "write" {
         let is_fathoms = is_there("fathom.total.mean") || is_there("fathom.write.total.mean");
         assert_eq!(setting("way") == "vhost-user-blk", is_fathoms, "{cell:#?}");

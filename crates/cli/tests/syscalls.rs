@@ -1,4 +1,4 @@
-//! How many system calls a request costs, all threads of the daemon together.
+//! Tests how many system calls a request costs, in all threads of the server together.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::process::Command;
 use support::nbd::Nbd;
 use support::{Served, as_arg, convert, disk_dir, fathom, short_dir, stdout_of};
 
-/// The daemon, run by strace(1), which counts.
+/// Returns a command that runs the server under strace(1), which counts the calls.
 fn traced(report: &str) -> Command {
     let program = fathom();
     let mut strace = Command::new("strace");
@@ -19,9 +19,10 @@ fn traced(report: &str) -> Command {
 
 const RANDOM_READS: [&str; 4] = ["--rw", "randread", "--iodepth", "32"];
 
-/// System calls per request, beyond those of starting and ending: the best of
-/// a few rounds, since how many requests complete together is up to the
-/// device and to what else the machine is doing.
+/// Checks the system calls per request, without those at the start and the end.
+///
+/// The best of a few rounds counts, because the device and the load of the machine decide how many
+/// requests complete together.
 fn check(disk: &str, args: &[&str], at_most: f64) {
     at_most_per_request(at_most, |report, requests| {
         let mut served = Served::start_by(traced(report), disk, args);
@@ -30,7 +31,7 @@ fn check(disk: &str, args: &[&str], at_most: f64) {
     });
 }
 
-/// Likewise over NBD.
+/// Like [`check`], over NBD.
 fn check_nbd(disk: &str, args: &[&str], at_most: f64) {
     at_most_per_request(at_most, |report, requests| {
         let mut served = Nbd::start_by(traced(report), disk, args);
@@ -44,7 +45,7 @@ fn stop(served: &mut Served) {
     assert_eq!(served.end().0, Some(0), "{}", served.log());
 }
 
-/// `run` has so many requests served by a server that strace reports on.
+/// Checks the calls per request. `run` sends a number of requests to a server under strace.
 fn at_most_per_request(at_most: f64, run: impl Fn(&str, u64)) {
     let mut rounds = Vec::new();
     for _ in 0..5 {
@@ -71,7 +72,7 @@ fn per_request(run: impl Fn(&str, u64)) -> (f64, String) {
     ((busy - idle) / REQUESTS as f64, text)
 }
 
-/// The figure in strace's last line.
+/// Returns the total in strace's last line.
 fn total(report: &str) -> f64 {
     let line = report
         .lines()
@@ -85,7 +86,7 @@ fn a_null_disk_makes_a_tenth_of_a_system_call_at_most() {
     check("null:1T", &[], 0.1);
 }
 
-/// Each request's record is a few stores to memory.
+/// Recording a request takes only a few stores to memory.
 #[test]
 fn a_trace_makes_no_system_calls() {
     let dir = short_dir();
@@ -93,12 +94,13 @@ fn a_trace_makes_no_system_calls() {
     check("null:1T", &["--trace", &trace], 0.1);
 }
 
-/// A batch of 32 takes three calls to submit (the head start for the device), two
-/// to reap (being woken brings 20 completions at most) and one to notify: a fifth
-/// of a call for each request. On a busy machine batches are smaller, and a
-/// quarter was seen; calls for single requests would make more than one. What is
-/// allocated in an image costs what raw does. (One test, since two at a time
-/// would leave the servers no CPU to find requests together.)
+/// A batch of 32 takes three calls to submit (the device gets a head start), two to reap, and one
+/// to notify. A wake-up brings 20 completions at most. This is a fifth of a call for each request.
+///
+/// On a busy machine batches are smaller, and a quarter was seen. Calls for single requests would
+/// make more than one. Allocated data of an image costs the same as raw.
+///
+/// This is a single test: two at a time would leave the servers no CPU to find requests together.
 #[test]
 fn a_file_makes_half_a_system_call_at_most() {
     let dir = disk_dir();
@@ -113,7 +115,7 @@ fn a_file_makes_half_a_system_call_at_most() {
     }
 }
 
-/// One call submits what is to be sent and received and takes what has come.
+/// One call submits what is to be sent and received, and returns what has arrived.
 #[test]
 fn a_connection_makes_a_system_call_for_a_request_at_most() {
     check_nbd("memory:64M", &[], 1.0);

@@ -1,4 +1,4 @@
-//! Dirty bitmaps of images there, backups of them, and backups that are images there.
+//! Tests dirty bitmaps of images on a cluster, backups of such images, and backups to a cluster.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -17,7 +17,7 @@ fn fathom(args: &[&str]) -> String {
     ended.stdout
 }
 
-/// A disk there, whose bitmaps are in a directory here.
+/// A disk on the cluster, whose bitmaps are in a local directory.
 struct Series<'a> {
     place: &'a Place,
     image: String,
@@ -25,7 +25,7 @@ struct Series<'a> {
     bitmaps: String,
 }
 
-/// A server of it, and a front-end that reads all the time.
+/// A server of the disk, and a front-end that reads all the time.
 struct InUse {
     server: Server,
     reader: Child,
@@ -37,7 +37,7 @@ impl InUse {
         self.server.api().expect("it has one").to_str().unwrap()
     }
 
-    /// Beside the front-end, once that has come.
+    /// Writes by NBD beside the front-end, once the disk is in use.
     fn write(&self, at: &str) {
         let uri = format!("nbd+unix:///d?socket={}", self.nbd);
         let change = format!("write -P 7 {at} 300k");
@@ -70,7 +70,7 @@ impl Series<'_> {
         let server = self.place.serve(self.format, Path::new(&self.image), &args);
         let none = self.place.path("none");
         let mut reader = bench(&server, &none, &["--rw=randread", "--runtime=300s"]);
-        // (As long as the cluster takes a dead server for alive it is refused.)
+        // The lock is denied while the cluster considers a killed server alive.
         wait("a front-end that stays", || {
             std::thread::sleep(Duration::from_secs(1));
             let is_there = reader.try_wait().unwrap().is_none();
@@ -91,7 +91,7 @@ impl Series<'_> {
         path.to_str().unwrap().to_owned()
     }
 
-    /// Of the disk as it is now.
+    /// Backs up the present contents of the disk.
     fn backup(&self, disk: &InUse, how: &str, target: &str, more: &[&str]) {
         let scratch = self.place.path("");
         let scratch = ["--scratch", scratch.to_str().unwrap()];
@@ -99,7 +99,8 @@ impl Series<'_> {
         fathom(&[&args[..], &scratch, more].concat());
     }
 
-    /// Names of those that are listed here while nobody serves the disk, and why all of one is dirty.
+    /// Lists the bitmaps while nobody serves the disk: their names, and whether their contents are
+    /// known.
     fn bitmaps(&self) -> Vec<(String, bool)> {
         let args = [
             "img",
@@ -144,7 +145,7 @@ fn an_image_is_backed_up_again_and_again() {
         incremental(&disk, &first, &full);
         disk.stop();
         assert_eq!(series.bitmaps(), [("b".to_owned(), true)], "{format}");
-        // What a server that is killed knows, its successor knows.
+        // The successor of a killed server has all that the bitmap recorded.
         let mut disk = series.serve();
         disk.write("5M");
         if format == "qcow2" {
@@ -160,7 +161,7 @@ fn an_image_is_backed_up_again_and_again() {
         let known = fathom(&["bitmap", "list", disk.api(), "--json"]);
         assert!(known.contains("\"problem\":null"), "{known}");
         incremental(&disk, &second, &first);
-        // A copy there is made, and not written over.
+        // A copy on the cluster is created, but an existing image is not overwritten.
         let copy = cluster.image(&format!("{format}-copy"));
         series.backup(&disk, "full", &copy, &["-O", format]);
         let again = ["backup", "full", disk.api(), &copy, "-O", format];
@@ -169,7 +170,7 @@ fn an_image_is_backed_up_again_and_again() {
         let qemus = cluster.for_qemu(&format!("{format}-copy"));
         qemu_img(&["compare", "-f", "qcow2", "-F", format, &second, &qemus]);
         if format == "qcow2" {
-            // QEMU goes on with what is recorded.
+            // QEMU continues to use the image, and the bitmap is still complete.
             let image = cluster.for_qemu(format);
             qemu_io(&image);
             let disk = series.serve();

@@ -1,4 +1,4 @@
-//! A base image on Ceph, of which a host keeps what it has read.
+//! Tests a base image on Ceph of which a host caches what it has read.
 
 use std::process::{Child, Command, Stdio};
 
@@ -33,7 +33,7 @@ fn a_base_image_comes_from_a_cluster_and_stays_without_it() {
         command.args(args);
         run_command(command, STEP)
     };
-    // Something everywhere.
+    // The image has data everywhere.
     let written = Command::new("sh")
         .args(["-c", "head -c 40M /dev/urandom >\"$0\"", base])
         .status();
@@ -68,7 +68,7 @@ fn a_base_image_comes_from_a_cluster_and_stays_without_it() {
         compared.stdout,
         compared.stderr
     );
-    // Nobody is left to ask.
+    // The cluster is gone; all data is in the cache.
     cluster.kill_osd(0);
     cluster.kill_monitor();
     assert_eq!(same().code, Some(0));

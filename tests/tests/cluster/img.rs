@@ -1,4 +1,4 @@
-//! `fathom img` on images there, held against qemu-img, which reads them, too.
+//! Tests `fathom img` on images of a cluster, with qemu-img as the reference.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ fn try_img(args: &[&str]) -> Ended {
     run(&[&["img"], args].concat(), STEP)
 }
 
-/// A program of QEMU's, which finds the cluster even by names that do not say where it is.
+/// Runs a program of QEMU, which finds the cluster even by names without its configuration.
 fn qemu(cluster: &Cluster, name: &str, args: &[&str]) -> String {
     let mut command = Command::new(name);
     command.args(args).env("CEPH_CONF", cluster.conf());
@@ -32,7 +32,7 @@ fn qemu(cluster: &Cluster, name: &str, args: &[&str]) -> String {
     ended.stdout
 }
 
-/// QEMU finds the two alike, and nothing wrong with the second one.
+/// Asserts that QEMU finds both images equal, and no errors in the second one.
 fn alike(cluster: &Cluster, file: (&str, &str), image: (&str, &str)) {
     let (file, file_format) = file;
     let (image, format) = image;
@@ -43,7 +43,7 @@ fn alike(cluster: &Cluster, file: (&str, &str), image: (&str, &str)) {
     }
 }
 
-/// A qcow2 file of 64 MiB with something in it.
+/// Creates a qcow2 file of 64 MiB with some data.
 fn source(place: &Place, cluster: &Cluster) -> String {
     let path = place.path("source").to_str().unwrap().to_owned();
     qemu(
@@ -72,17 +72,17 @@ fn images_are_copied_and_described_as_files_are() {
     let source = source(&place, &cluster);
     for format in FORMATS {
         let (mine, qemus) = (cluster.image(format), cluster.for_qemu(format));
-        // One that is there is overwritten.
+        // An existing image is overwritten.
         img(&["create", "-q", "-f", "qcow2", &mine, "100M"]);
         img(&["convert", "-q", "-O", format, &source, &mine]);
         alike(&cluster, (&source, "qcow2"), (&qemus, format));
         assert!(img(&["compare", &source, &mine]).contains("identical"));
-        // And back again.
+        // Converts the image back to a file.
         let back = place.path(&format!("{format}.back"));
         let back = back.to_str().unwrap();
         img(&["convert", "-q", "-f", format, "-O", "qed", &mine, back]);
         alike(&cluster, (&source, "qcow2"), (back, "qed"));
-        // What QEMU has made.
+        // Reads an image that QEMU has created.
         let (name, of) = (format!("q{format}"), ["-f", format]);
         let qemus = cluster.for_qemu(&name);
         qemu(
@@ -99,7 +99,7 @@ fn images_are_copied_and_described_as_files_are() {
         };
         let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
         let (info, theirs) = of_both(&["info", "--output", "json"]);
-        // (Of a raw one QEMU tells more.)
+        // QEMU reports more of a raw image.
         let fields = ["virtual-size", "format", "cluster-size", "format-specific"];
         let known = if format == "raw" { 2 } else { 4 };
         for field in &fields[..known] {
@@ -139,7 +139,7 @@ fn images_are_made_and_changed_as_files_are() {
         let read = format!("read -P 7 10M {end}");
         qemu(&cluster, "qemu-io", &["-f", format, "-c", &read, &qemus]);
     }
-    // What is in a qcow2 image.
+    // Snapshots and bitmaps in a qcow2 image.
     let (mine, qemus) = (cluster.image("qcow2"), cluster.for_qemu("qcow2"));
     img(&["snapshot", "-q", "-c", "before", &mine]);
     let write = ["-f", "qcow2", "-c", "write -P 8 0 12M", &qemus];
@@ -154,7 +154,7 @@ fn images_are_made_and_changed_as_files_are() {
     let info = qemu(&cluster, "qemu-img", &["info", "-f", "qcow2", &qemus]);
     assert!(info.contains("name: changes"), "{info}");
     qemu(&cluster, "qemu-img", &["check", "-q", &qemus]);
-    // Space that is lost is found again.
+    // Leaked clusters are found and freed.
     let leaky = place.path("leaky");
     let path = leaky.to_str().unwrap();
     img(&["create", "-q", "-f", "qcow2", path, "1M"]);
@@ -190,7 +190,7 @@ fn chains_are_followed_in_their_pool_and_locks_respected() {
     assert!(chain.contains(&format!("image: {base}")), "{chain}");
     let write = ["-f", "qcow2", "-c", "write -P 9 4M 1M", "rbd:rbd/top"];
     qemu(&cluster, "qemu-io", &write);
-    // The disk is the same on another backing file, on none, and in the one that it is committed to.
+    // The disk stays the same with another backing image, without one, and after a commit.
     let copy = place.path("copy");
     let copy = copy.to_str().unwrap();
     img(&["convert", "-q", "-O", "raw", &top, copy]);
@@ -203,7 +203,7 @@ fn chains_are_followed_in_their_pool_and_locks_respected() {
     alike(&cluster, (copy, "raw"), ("rbd:rbd/top", "qcow2"));
     img(&["rebase", "-q", "-b", "", &top]);
     alike(&cluster, (copy, "raw"), (&cluster.for_qemu("top"), "qcow2"));
-    // What cannot be is said, and nothing is done.
+    // Impossible commands are rejected and change nothing.
     let new = cluster.image("new");
     let refused = |args: &[&str], words: &[&str]| try_img(args).refused_with(words);
     let create = ["create", "-f", "qcow2", &new, "1M"];
@@ -222,7 +222,7 @@ fn chains_are_followed_in_their_pool_and_locks_respected() {
     assert_eq!(images.split_whitespace().count(), 3, "{images}");
     cluster.rbd(&["lock", "add", "rbd/top", "mine"]);
     refused(&["resize", &top, "+1M"], &["by hand"]);
-    // Who has an image keeps it.
+    // Commands are rejected while a server has the image.
     let server = serve(&place, &cluster, "other", QUEUES);
     let state = place.path("state");
     let load = bench(&server, &state, &["--rw=randwrite", "--runtime=6s"]);

@@ -1,4 +1,4 @@
-//! What a cluster, or its owner, does not let a disk do.
+//! Tests limits that a cluster or its owner sets to a disk.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -10,7 +10,7 @@ use fathom_tests::ceph::Cluster;
 
 use super::{GIB, QUEUES, bench, check, done, refused, serve, wait, write_for};
 
-/// Writes wait until there is room again, and fail only when the server's time is over.
+/// Writes wait until the pool has space again. They fail only after the server's timeout.
 #[test]
 fn a_pool_that_is_full_holds_up_writes() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
@@ -51,7 +51,7 @@ fn a_pool_that_is_full_holds_up_writes() {
     server.stop().unwrap();
 }
 
-/// `rbd rm` does not take it from under a guest, and may have it afterwards.
+/// `rbd rm` does not remove the image while a guest uses it, but may do so afterwards.
 #[test]
 fn an_image_in_use_is_not_removed() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
@@ -67,7 +67,7 @@ fn an_image_in_use_is_not_removed() {
     refused(&cluster.image("a"), &[]).refused_with(&["cannot open the image", "no such file"]);
 }
 
-/// A user who may do with one pool what disks need.
+/// A user with the rights that disks need, on one pool only.
 #[test]
 fn a_user_of_its_own_is_enough() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
@@ -83,7 +83,7 @@ fn a_user_of_its_own_is_enough() {
     write_for(&server, &state, "1s");
     check(&server, &state);
     server.stop().unwrap();
-    // One who may only read.
+    // A user that may only read.
     let caps = [
         "mon",
         "profile rbd-read-only",

@@ -1,4 +1,4 @@
-//! What a host loses by another one's load on the same cluster.
+//! Tests that a host's measurements show the load of another host on the same cluster.
 
 use std::fs::File;
 use std::process::{Child, Command};
@@ -10,7 +10,7 @@ use fathom_tests::{Place, fathom, run};
 
 use super::{GIB, QUEUES, STEP, serve, wait};
 
-/// Waits for those who want load on a server's disk.
+/// An agent that waits for clients, and then loads a server's disk.
 struct Agent {
     child: Child,
     address: String,
@@ -82,7 +82,7 @@ fn a_neighbours_writes_are_seen_in_what_a_host_measures() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let told: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     let of = |figure: &str, name: &str| told["operations"][0][figure][name].as_f64().unwrap();
-    // Its one OSD has one thing to do at a time, more or less.
+    // The only OSD executes about one request at a time.
     assert!(
         of("iops", "median") < 0.9 && of("p50", "median") > 1.1,
         "{told}"

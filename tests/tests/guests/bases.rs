@@ -1,4 +1,5 @@
-//! A guest whose disk is above an image that comes from afar, on two hosts that each keep what they have read.
+//! Tests a guest whose disk is above a remote image, on two hosts that each cache what they have
+//! read.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +22,7 @@ fn sh(script: &str, args: &[&Path]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// The images' far server, whose socket is of no virtual machine.
+/// Starts the remote server of an image. No virtual machine uses its vhost-user socket.
 fn far(place: &Place, base: &Path) -> (Server, String) {
     let nbd = place.sockets().join("far.nbd");
     let address = format!("unix:{}", nbd.display());
@@ -89,7 +90,7 @@ fn a_guest_starts_from_afar_and_moves_while_its_image_comes() {
     let device = source.device("disk").unwrap();
     let part = format!("dd if={device} bs=1M count=16 2>/dev/null | sha256sum | cut -d' ' -f1");
     assert_eq!(source.check(&part, STEP).unwrap().trim(), first);
-    // A part of a cluster, whose rest comes from afar.
+    // Writes a part of a cluster, the rest of which is fetched from the remote server.
     let write =
         format!("dd if=/dev/zero of={device} bs=4k seek=5001 count=3 conv=fsync 2>/dev/null");
     source.check(&write, STEP).unwrap();
@@ -121,7 +122,7 @@ fn a_guest_starts_from_afar_and_moves_while_its_image_comes() {
     );
     assert_ne!(now, sum);
     assert_eq!(target.check(&whole, STEP).unwrap().trim(), now);
-    // All of it is there by now, and nobody is needed any more.
+    // Everything is cached by now, so the remote server is no longer needed.
     far.stop().unwrap();
     assert_eq!(target.check(&whole, STEP).unwrap().trim(), now);
     expect_no_io_errors(&mut target);

@@ -1,5 +1,4 @@
-//! What is changed about a disk while a guest works on it: its size, its options, and whether it
-//! stands still.
+//! Tests changes of a disk while a guest works on it: its size, its options, and freezing.
 
 use std::time::Duration;
 
@@ -59,7 +58,7 @@ fn start() -> Loaded {
 }
 
 impl Loaded {
-    /// The device's size, once it is this.
+    /// Waits until the device has this size.
     fn expect_size(&mut self, name: &str, bytes: u64) {
         let device = self.guest.device(name).unwrap();
         let kernel_name = device.trim_start_matches("/dev/");
@@ -102,7 +101,7 @@ fn a_guest_hears_of_another_size_and_uses_it() {
     }
     for name in all.names.clone() {
         let device = all.guest.device(name).unwrap();
-        // What is new is there, and zero; what is written there stays.
+        // The new part is there and reads as zeroes; data that is written there stays.
         let use_it = format!(
             "[ $(dd if={device} bs=1M skip=64 count=32 2>/dev/null | tr -d '\\000' | wc -c) = 0 ] &&
              yes {name} | head -c 8388608 >/tmp/new &&
@@ -112,7 +111,7 @@ fn a_guest_hears_of_another_size_and_uses_it() {
         );
         all.guest.check(&use_it, STEP).unwrap();
     }
-    // By demand only, and not this format.
+    // Shrinking must be requested explicitly, and this format cannot shrink.
     let refused = |words: &[&str], why| all.server.ask(&["resize"], words).refused_with(&[why]);
     refused(&["--disk", "raw", "64M"], "--shrink");
     refused(
@@ -144,7 +143,7 @@ fn a_guest_sees_nothing_of_changed_options_and_waits_while_its_disk_stands_still
     for name in all.names.clone() {
         all.server.done(&["disk", "freeze"], &["--disk", name]);
     }
-    // Nobody has the images now: QEMU's tools take their locks, and find them clean.
+    // The server has released the images: QEMU's tools can lock them, and find them clean.
     for image in &all.images {
         image.check_unused();
     }

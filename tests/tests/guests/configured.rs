@@ -1,4 +1,4 @@
-//! A server of several disks, by a configuration, and its successors.
+//! A server of several disks that is started with a configuration, and its successors.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -10,14 +10,14 @@ use fathom_tests::{Ended, Place, fathom, run};
 
 const STEP: Duration = Duration::from_secs(120);
 
-/// It ends with the test.
+/// The server ends with the test.
 pub struct Configured {
     child: Child,
     api: PathBuf,
 }
 
 impl Configured {
-    /// Serves each image at the socket of its name; `head` comes before the disks.
+    /// Serves each image at a socket with the disk's name; `head` comes before the disks.
     pub fn start(place: &Place, head: &str, disks: &[(&str, &Image)]) -> Self {
         let sockets = place.sockets();
         let api = sockets.join("api");
@@ -39,33 +39,33 @@ impl Configured {
         server
     }
 
-    /// `fathom COMMAND` for this server, with more words behind.
+    /// Runs `fathom COMMAND` for this server, followed by `words`.
     pub fn ask(&self, command: &[&str], words: &[&str]) -> Ended {
         let api = self.api.to_str().unwrap();
         run(&[command, &[api], words].concat(), STEP)
     }
 
-    /// The same; it must do it.
+    /// Like [`Configured::ask`], but the command must succeed. Returns its output.
     pub fn done(&self, command: &[&str], words: &[&str]) -> String {
         let ended = self.ask(command, words);
         assert_eq!(ended.code, Some(0), "{command:?}: {}", ended.stderr);
         ended.stdout
     }
 
-    /// What `fathom COMMAND --json` says.
+    /// Returns the output of `fathom COMMAND --json`.
     pub fn json(&self, command: &[&str], words: &[&str]) -> serde_json::Value {
         let said = self.done(command, &[words, &["--json"]].concat());
         serde_json::from_str(&said).unwrap()
     }
 
-    /// The process that serves the disk now; None: it is just being started.
+    /// Returns the id of the process that serves the disk; `None` while it is being started.
     pub fn process_of(&self, disk: &str) -> Option<u64> {
         let shown = self.ask(&["info"], &["--disk", disk, "--json"]);
         let shown: serde_json::Value = serde_json::from_str(&shown.stdout).ok()?;
         shown["pid"].as_u64()
     }
 
-    /// End it, or whoever has taken over.
+    /// Ends the server, or its successor.
     pub fn quit(mut self) {
         self.done(&["quit"], &[]);
         assert!(self.child.wait().unwrap().success());

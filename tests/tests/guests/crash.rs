@@ -1,6 +1,7 @@
-//! `kill -9` of the servers in the middle of verified loads: QEMU connects to each one's successor,
-//! the requests in flight are served again, the guest notices nothing. What a killed server leaves
-//! of an image is consistent each time.
+//! Kills servers with SIGKILL in the middle of verified loads.
+//!
+//! QEMU connects to each successor, which serves the requests in flight again, and the guest
+//! notices nothing. The image that a killed server leaves is consistent each time.
 
 use std::time::Duration;
 
@@ -12,10 +13,10 @@ use fathom_tests::load::Load;
 const MIB: u64 = 1 << 20;
 const KILLS: u64 = 4;
 const LOAD_BYTES: u64 = 16 * MIB;
-/// All of them together are what the emulated guest can do.
+/// Blocks per second; all loads together are the maximum of the emulated guest.
 const RATE: u32 = 250;
 
-/// One disk, and how it is served.
+/// A disk, and how it is served.
 struct Case {
     name: &'static str,
     kind: Kind,
@@ -83,8 +84,8 @@ impl Served {
             .with_reconnect()
     }
 
-    /// The successor finds a stale socket, locks that the kernel has not released yet, and
-    /// sometimes a front-end that waits already.
+    /// Kills the server and starts its successor. The successor finds a stale socket, locks that
+    /// the kernel has not released yet, and sometimes a front-end that waits already.
     fn replace(&mut self, place: &Place, pause: Duration) {
         self.server.process().kill().unwrap();
         self.image.check_consistent();

@@ -1,4 +1,4 @@
-//! Real Linux guests on Fathom disks: file systems with every engine and cache mode, the bytes on
+//! Tests Linux guests on Fathom disks: file systems with every engine and cache mode, the bytes on
 //! the host afterwards, and firmware that boots from the disk.
 
 use std::fs::OpenOptions;
@@ -14,14 +14,14 @@ use serde_json::Value;
 const MIB: u64 = 1 << 20;
 const STEP: Duration = Duration::from_secs(120);
 
-/// One way to serve a disk.
+/// A way to serve a disk.
 #[derive(Debug)]
 struct Case {
     name: String,
     args: Vec<&'static str>,
     queues: u16,
     image: Image,
-    /// What sha256sum printed in the guest.
+    /// Output of sha256sum in the guest.
     sums: String,
 }
 
@@ -42,7 +42,7 @@ impl Case {
 fn cases(place: &Place) -> Vec<Case> {
     let mut cases = Vec::new();
     for engine in ["io_uring", "native", "threads"] {
-        // Linux AIO blocks on the page cache, so it is refused there.
+        // Linux AIO blocks on the page cache, so these cache modes are refused.
         let caches: &[_] = if engine == "native" {
             &["none"]
         } else {
@@ -73,7 +73,7 @@ fn cases(place: &Place) -> Vec<Case> {
     cases
 }
 
-/// Makes a file system with a large file, many small ones, and one that is deleted again.
+/// Creates a file system with a large file, many small ones, and one that is deleted again.
 fn fill(guest: &mut Guest, device: &str, name: &str) {
     let script = format!(
         "mkfs.ext4 -q -F {device}
@@ -91,7 +91,7 @@ fn fill(guest: &mut Guest, device: &str, name: &str) {
     guest.check(&script, STEP).unwrap();
 }
 
-/// Gives deleted space back and reads everything from the disk again; prints the checksums.
+/// Discards free space and reads everything from the disk again. Returns the checksums.
 fn trim_and_sum(guest: &mut Guest, name: &str) -> String {
     let script = format!(
         "cd /mnt/{name}
@@ -175,13 +175,15 @@ fn file_systems_on_every_engine_and_cache_mode() {
     }
 }
 
-/// The server's own table: the guest read, wrote, flushed and discarded, and for every operation
-/// the stages add up to the total.
+/// Checks the server's statistics.
+///
+/// The guest has read, written, flushed and discarded. For every operation, the stages add up to
+/// the total.
 fn check_stages(case: &Case, json: &str) {
     let name = &case.name;
     let stats: Value = serde_json::from_str(json).unwrap_or_else(|e| panic!("{name}: {e}: {json}"));
     let operations = stats["operations"].as_array().unwrap();
-    // A guest that is told of no write cache sends no flushes.
+    // A guest sends no flushes if the disk reports no write cache.
     let flush = (!case.args.contains(&"writethrough")).then_some("flush");
     for wanted in ["read", "write", "discard"].into_iter().chain(flush) {
         let operation = operations
@@ -214,8 +216,8 @@ fn check_stages(case: &Case, json: &str) {
     }
 }
 
-/// What QEMU, the kernel and e2fsprogs agree on: the image is a clean file system with the guest's
-/// files in it.
+/// Checks with QEMU, the kernel and e2fsprogs that the image is a clean file system with the
+/// guest's files.
 fn check_on_host(place: &Place, case: &Case) {
     let image = case.image.flat();
     let image = image.to_string_lossy();
@@ -240,7 +242,7 @@ enum Step {
     Discard { at: u64, count: u64 },
 }
 
-/// Overlapping writes of odd lengths, holes punched over data, data over holes.
+/// Overlapping writes of odd lengths, holes in data, and data in holes.
 const HISTORY: &[Step] = &[
     Step::Write {
         at: 0,
@@ -291,7 +293,7 @@ const HISTORY: &[Step] = &[
 ];
 const HISTORY_MIB: u64 = 64;
 
-/// The bytes that both sides know: `seq 1 400000`.
+/// Returns the bytes that both sides know: the output of `seq 1 400000`.
 fn known_bytes() -> Vec<u8> {
     (1..=400_000)
         .flat_map(|i| format!("{i}\n").into_bytes())
@@ -338,7 +340,7 @@ fn apply_history(path: &Path) {
                 file.write_all_at(&known[from..from + bytes], at * 512)
                     .unwrap();
             }
-            // A discarded range of a file reads as zeroes: the hole is punched.
+            // A discarded range of a file is a hole, which reads as zeroes.
             Step::Zero { at, count } | Step::Discard { at, count } => {
                 let zeroes = vec![0; usize::try_from(count * 512).unwrap()];
                 file.write_all_at(&zeroes, at * 512).unwrap();
@@ -350,7 +352,7 @@ fn apply_history(path: &Path) {
 #[test]
 fn the_image_is_what_qemu_img_expects() {
     let place = Place::new();
-    // (name, its kind, the server's options, a property of QEMU's device)
+    // Name, kind of image, options of the server, and a property of QEMU's device.
     let direct: &[&str] = &[];
     let cached: &[&str] = &["--cache", "writeback"];
     let cases = [
@@ -412,8 +414,8 @@ fn seabios_and_ovmf_boot_from_the_disk() {
     let raw = place.path("boot.img");
     boot_image::make(&raw, BIOS_LINE, &Machine::default()).unwrap();
 
-    // The machine's devices are transitional, and OVMF drives such a device by the legacy interface,
-    // without VIRTIO_F_VERSION_1: many servers refuse that.
+    // The machine's devices are transitional. OVMF drives such a device by the legacy interface,
+    // without VIRTIO_F_VERSION_1, which many servers refuse.
     let machine = |boot, server: &Server| Machine {
         boot,
         disks: vec![Disk::vhost_user("boot", server.socket())],
@@ -433,7 +435,7 @@ fn seabios_and_ovmf_boot_from_the_disk() {
         image.check_clean();
     }
 
-    // What a cloud does: a template that nobody changes, and an overlay of it.
+    // Clouds use a template that does not change, and an overlay of it for each guest.
     let image = Image::with_bytes_of(place.path("overlay"), Kind::QCOW2_BACKED, &raw);
     let server = image.serve(&place, "uefi", &["--readonly"]);
     let mut guest = Guest::boot(&machine(Boot::Ovmf, &server)).unwrap();

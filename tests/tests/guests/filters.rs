@@ -1,4 +1,4 @@
-//! Filters as a guest sees them, and QEMU, whose main loop waits when a queue is taken away.
+//! Tests filters with guests, and with QEMU, whose main loop waits while a queue is stopped.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn set(server: &Server, filter: &str, option: &str) {
     ask(&["set", &control, filter, option]);
 }
 
-/// The mean time of reads in a stage, in ns.
+/// Returns the mean time that reads spend in a stage, in ns.
 fn mean(server: &Server, stage: &str) -> f64 {
     let control = server.api().unwrap().to_string_lossy();
     let stats: Value = serde_json::from_str(&ask(&["stats", &control, "--json"])).unwrap();
@@ -41,7 +41,7 @@ fn read(device: &str, skip: u32, count: u32) -> String {
     format!("dd if={device} of=/dev/null bs=4k skip={skip} count={count} iflag=direct")
 }
 
-/// Seconds that the guest takes to read one block after the other.
+/// Returns the seconds that the guest takes to read `count` blocks one after the other.
 fn seconds(guest: &mut Guest, device: &str, count: u32) -> f64 {
     let script = format!(
         "read before rest </proc/uptime
@@ -75,8 +75,8 @@ fn a_guest_sees_what_filters_do() {
     let mut guest = Guest::boot(&machine).unwrap();
     let devices = names.map(|name| guest.device(name).unwrap());
 
-    // Each of three reads takes 2 s longer, before the disk has it: however busy the machine is,
-    // by itself none takes nearly as long.
+    // Each of three reads takes 2 s longer before it reaches the disk. Without the delay, no read
+    // takes that long, however busy the machine is.
     set(&slow, "delay", "read=2s");
     let quick = seconds(&mut guest, &devices[0], 3);
     let slowed = seconds(&mut guest, &devices[1], 3);
@@ -86,7 +86,7 @@ fn a_guest_sees_what_filters_do() {
     assert!(again < 4.0, "{again} {slowed}");
     assert!(mean(&slow, "queue") > 3.0 * mean(&slow, "device"));
 
-    // An error in the range and nowhere else, to the kernel as well.
+    // Only reads in the range return errors, also to the kernel.
     let end = 64 * 256;
     for (skip, count) in [(0, 8 * 256), (9 * 256, end - 9 * 256)] {
         let command = read(&devices[2], skip, count);
@@ -115,11 +115,11 @@ fn a_guest_sees_what_filters_do() {
     guest.power_off().unwrap();
 }
 
-/// One disk whose requests do not go on by themselves.
+/// A disk whose requests are stuck.
 struct Stuck {
     name: &'static str,
     filters: &'static [&'static str],
-    /// Which filter's option does it, once the guest runs, and undoes it.
+    /// The filter whose option makes requests stick once the guest runs, and frees them later.
     filter: &'static str,
     sets: &'static str,
     undoes: &'static str,
@@ -192,7 +192,7 @@ fn no_filter_holds_back_a_stop() {
         let name = stuck.name;
         let script = format!(
             "({} && echo 0 >/tmp/{name}.status || echo 1 >/tmp/{name}.status) 2>/dev/null &",
-            // Where the kernel has read nothing, and so nothing was read ahead.
+            // The kernel has read nothing there, so nothing was read ahead.
             read(device, 8000, 4)
         );
         guest.check(&script, STEP).unwrap();
@@ -201,16 +201,17 @@ fn no_filter_holds_back_a_stop() {
     let ended = guest.check("ls /tmp/*.status 2>/dev/null | wc -l", STEP);
     assert_eq!(ended.unwrap().trim(), "0", "all of them are stuck");
 
-    // It fails when QEMU does not answer within a minute.
+    // Fails if QEMU does not reply within a minute.
     guest.qmp("stop", json!({})).unwrap();
 
-    // A disk that opens slowly is no different: it opens when the guest goes on.
+    // The same holds for a disk that opens slowly, when the guest resumes.
     set(&servers[0], "delay", "open=1000s");
     guest.qmp("cont", json!({})).unwrap();
     guest.qmp("stop", json!({})).unwrap();
     set(&servers[0], "delay", "open=");
 
-    // Nothing is lost: all go on, but what hung has failed.
+    // No request is lost: all resume, except for those of the filter that makes requests hang and
+    // fail.
     for (stuck, server) in STUCK.iter().zip(&servers) {
         set(server, stuck.filter, stuck.undoes);
     }
@@ -231,7 +232,7 @@ fn no_filter_holds_back_a_stop() {
     }
 }
 
-/// The changes of a guest are in the overlay, which is gone with the server.
+/// The guest's changes are in the overlay, which is removed when the server ends.
 #[test]
 fn an_image_under_an_overlay_stays_as_it_is() {
     let place = Place::new();
@@ -278,8 +279,8 @@ fn checksum(path: &Path) -> String {
     fathom_lab::run("sha256sum", &[&path.to_string_lossy()]).unwrap()
 }
 
-/// What a file system has flushed survives a power cut, and it is sound; what it has not flushed is
-/// really gone.
+/// After a power cut, a file system is sound and has all flushed data. Data that was not flushed is
+/// lost.
 #[test]
 fn a_file_system_survives_a_power_cut() {
     let place = Place::new();
@@ -308,7 +309,7 @@ fn a_file_system_survives_a_power_cut() {
         );
         guest.check(&script, STEP).unwrap();
     }
-    // Nobody flushes this disk.
+    // This disk is not flushed.
     let bare = guest.device("bare").unwrap();
     let block = format!("dd if={bare} bs=4k count=1 iflag=direct 2>/dev/null | grep -c unflushed");
     let write = format!(

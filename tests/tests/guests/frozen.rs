@@ -1,4 +1,4 @@
-//! Backups of an encrypted disk whose guest is asked, by QEMU's own agent in it, to write nothing for a moment.
+//! Tests backups of an encrypted disk, during which QEMU's guest agent freezes the file systems.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use fathom_tests::{Place, run};
 
 const STEP: Duration = Duration::from_secs(120);
 
-/// How users give a guest the agent's port.
+/// Returns the QEMU options with which users give a guest the agent's port.
 fn port(socket: &Path) -> Vec<String> {
     let socket = socket.display();
     [
@@ -22,7 +22,7 @@ fn port(socket: &Path) -> Vec<String> {
     .to_vec()
 }
 
-/// Something is always being written, and the agent listens.
+/// Writes files all the time, and starts the agent.
 const BEGIN: &str = "
     mkfs.ext4 -q -F $DEVICE && mkdir -p /mnt && mount -t ext4 $DEVICE /mnt || exit 1
     (n=0; while :; do n=$((n + 1)); echo line $n >> /mnt/log; cp /mnt/log /mnt/copy$((n % 7)); done) \
@@ -34,7 +34,7 @@ const BEGIN: &str = "
     qemu-ga -m virtio-serial -p $agent -t /tmp -f /tmp/agent.pid >/tmp/agent.log 2>&1 </dev/null &
     until [ -s /mnt/copy6 ]; do sleep 0.1; done";
 
-/// What has happened on the guest's file system is in its own places, and not only in the journal.
+/// Returns whether the file system needs no recovery from its journal.
 fn is_settled(image: &Path) -> bool {
     let said = Command::new(program("dumpe2fs").unwrap())
         .arg("-h")
@@ -97,20 +97,20 @@ fn a_backup_is_of_a_file_system_that_stands_still() {
             .output();
         let checked = checked.unwrap();
         assert!(checked.status.success(), "{checked:?}");
-        // It has gone on since.
+        // The guest has written more since.
         let wait = format!(
             "until [ $(wc -l < /mnt/log) -gt {lines} ]; do sleep 0.1; done; wc -l < /mnt/log"
         );
         lines = guest.check(&wait, STEP).unwrap().trim().parse().unwrap();
         std::fs::remove_file(copy).unwrap();
     }
-    // Unasked, it writes on.
+    // Without the agent, the guest keeps writing during the backup.
     let copy = text(place.path("unasked"));
     fathom(&["backup", "full", &api, &copy, "-O", "raw", "--quiet"]);
     assert!(!is_settled(Path::new(&copy)));
     guest.quit().unwrap();
     server.stop().unwrap();
-    // What it has written cannot be read without the key.
+    // The data of the guest cannot be read without the key.
     let has_lines = |path: &str| {
         let bytes = std::fs::read(path).unwrap();
         let mut blocks = bytes.chunks(4096);

@@ -1,5 +1,7 @@
-//! Limits of tenants by control groups of version 2, in one that is delegated as systemd does it. (The
-//! machine with the tests may have those of version 1. A guest has what it mounts.)
+//! Tests limits of tenants with control groups of version 2, in a group that is delegated as
+//! systemd does.
+//!
+//! The test machine may have control groups of version 1, so a guest mounts its own.
 
 use std::time::Duration;
 
@@ -28,7 +30,7 @@ image = "null:1M"
 vhost-user = "/tmp/b.s"
 "#;
 
-/// Where the groups are, and what a server is started by: in the group `$1`.
+/// Shell functions: the places of the groups, and `serve`, which starts a server in the group `$1`.
 const PRELUDE: &str = r#"
 set -o pipefail
 G=/sys/fs/cgroup
@@ -57,7 +59,7 @@ impl Host {
         said.trim().to_owned()
     }
 
-    /// A file of the group that a process is in.
+    /// Returns the contents of a file of the group that a process is in.
     fn of(&mut self, pid: &str, file: &str) -> String {
         self.sh(&format!(
             "cat $G$(sed 's/^0:://' /proc/{pid}/cgroup)/{file}"
@@ -70,7 +72,7 @@ fn tenants_have_groups_in_the_one_that_is_delegated() {
     let machine = Machine {
         memory_mib: 1024,
         programs: vec![fathom()],
-        // With them programs are started in a way that these do not start others by.
+        // With the tools, programs are started in a way in which they cannot start others.
         tools: false,
         ..Machine::default()
     };
@@ -97,7 +99,7 @@ fn tenants_have_groups_in_the_one_that_is_delegated() {
         info.contains(" of 64 MiB of memory, 20% of a CPU"),
         "{info}"
     );
-    // Too much: it dies alone.
+    // A tenant that exceeds its memory limit is killed alone.
     host.sh(
         "if fathom bench --vhost-user /tmp/a.s --rw write --bs 64k --size 256M --overwrite \
          --runtime 100; then exit 9; fi",
@@ -107,7 +109,7 @@ fn tenants_have_groups_in_the_one_that_is_delegated() {
         "until pid a && [ $(pid a) != {a} ]; do sleep 0.2; done"
     ));
     assert_eq!(host.sh("pid b"), b);
-    // The next supervisor is in the same place, and so are tenants.
+    // The next supervisor uses the same groups, and so do its tenants.
     let (places, dirs) = (
         "cd $S; echo fathom-tenants-*",
         "cd $S; echo fathom-tenants-*/tenant-*",
@@ -118,7 +120,7 @@ fn tenants_have_groups_in_the_one_that_is_delegated() {
     assert_eq!(host.sh(dirs), before);
     let b = host.sh("pid b");
     assert_eq!(host.of(&b, "pids.max"), "100");
-    // What is left behind is removed by the next one.
+    // The next server removes groups that a killed one has left.
     let left = host.sh(places);
     host.sh("kill -9 $(cat $S/supervisor/cgroup.procs)\n\
          until [ -z \"$(cat $S/fathom-*/tenant-*/cgroup.procs)\" ]; do sleep 0.2; done");
@@ -128,7 +130,7 @@ fn tenants_have_groups_in_the_one_that_is_delegated() {
     host.sh("fathom quit /tmp/c\n\
          until [ -z \"$(cat $S/supervisor/cgroup.procs)\" ]; do sleep 0.2; done");
     assert_eq!(host.sh("ls $S | grep fathom || true"), "");
-    // Where others are, or no controller is, it does not start.
+    // The server does not start in a group with other processes, or without the controllers.
     let refused = "until grep -q '^fathom: ' /tmp/log; do sleep 0.2; done; cat /tmp/log";
     let said = host.sh(&format!(
         "mkdir $G/shared; (echo 0 > $G/shared/cgroup.procs; exec sleep 1000) > /dev/null 2>&1 &\n\

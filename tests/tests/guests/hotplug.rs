@@ -1,5 +1,7 @@
-//! Disks that are added to a running server and plugged into a running guest, unplugged and removed,
-//! while the guest works on another disk of the same server.
+//! Tests disks that are added to a running server, plugged into a running guest, unplugged and
+//! removed.
+//!
+//! The guest works on another disk of the same server meanwhile.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,10 +15,10 @@ use super::migration::{expect_no_io_errors, plug, unplug};
 
 const MIB: u64 = 1 << 20;
 const STEP: Duration = Duration::from_secs(120);
-/// Behind the only disk that there is from the start.
+/// PCI slot behind that of the guest's first disk.
 const SLOT: usize = 5;
 
-/// `fathom disk`, to the server with this socket.
+/// Runs `fathom disk` for the server with this API socket.
 fn disk(control: &Path, command: &str, words: &[&str]) -> Ended {
     let control = control.to_str().unwrap();
     let server = match command {
@@ -30,7 +32,7 @@ fn done(ended: Ended) {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
-/// The device in that slot, once the guest has it.
+/// Waits for the device in that slot, and returns its path.
 fn device(guest: &mut Guest) -> String {
     let find = format!(
         "for i in $(seq 600); do
@@ -74,7 +76,7 @@ fn disks_of_one_server_come_and_go_under_load() {
         );
         let write = format!("yes 'round {round}' | dd of={device} bs=4k count=256 conv=fsync");
         guest.check(&write, STEP).unwrap();
-        // As long as the guest has it, it stays.
+        // The disk cannot be removed while the guest has it.
         disk(&control, "remove", &["comes"]).refused_with(&["'comes': in use by process"]);
         guest.check(&read, STEP).unwrap();
         unplug(&mut guest, "comes", SLOT);
@@ -83,7 +85,7 @@ fn disks_of_one_server_come_and_go_under_load() {
         comes.check_clean();
     }
 
-    // A guest that does not let go has its disk taken, and nothing else.
+    // With `--force`, a disk is removed although the guest still has it; nothing else is affected.
     done(disk(&control, "add", &add));
     plug(&mut guest, "comes", &socket, SLOT);
     device(&mut guest);

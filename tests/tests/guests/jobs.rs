@@ -1,4 +1,4 @@
-//! Guests that migrate while their disks are copied, or have their chains changed.
+//! Tests guests that migrate while their disks are copied or have their backing chains changed.
 
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -13,12 +13,12 @@ use super::migration::{expect_no_io_errors, migrate};
 
 const MIB: u64 = 1 << 20;
 const STEP: Duration = Duration::from_secs(120);
-/// Blocks that its load writes each second.
+/// Number of blocks that the load writes per second.
 const RATE: u32 = 200;
 
 const CHANGED: &str = "other programs may have changed the disk";
 
-/// Its disks, each by what is done to it meanwhile.
+/// The disks, each named after the job that runs on it.
 const DISKS: [(&str, Kind); 4] = [
     ("mirror", Kind::RAW),
     ("backup", Kind::QCOW2_SMALL),
@@ -31,7 +31,7 @@ struct Host {
 }
 
 impl Host {
-    /// Serves the images that the disks have now.
+    /// Serves the present images of the disks.
     fn new(place: &Place, side: &str, images: &[Image]) -> Self {
         let serve = |(image, (name, _)): (&Image, (&str, Kind))| {
             image.serve(place, &format!("{name}-{side}"), &[])
@@ -51,7 +51,7 @@ impl Host {
         }
     }
 
-    /// What the command says of that disk.
+    /// Runs a command on that disk. Returns its output.
     fn ask(&mut self, disk: usize, words: &[&str], more: &[&str]) -> String {
         let pid = self.servers[disk].process().pid().to_string();
         let ended = run(&[words, &[&*pid], more].concat(), STEP);
@@ -59,7 +59,7 @@ impl Host {
         ended.stdout
     }
 
-    /// What is done to its disks takes longer than a migration.
+    /// Starts jobs that take longer than a migration.
     fn begin_jobs(&mut self, place: &Place, below: &Image) -> JoinHandle<Ended> {
         let copy = place.path("copy");
         let slowly = ["--speed", "1M"];
@@ -95,8 +95,9 @@ impl Host {
     }
 }
 
-/// The images are on storage that both hosts have, and what is done to them at one of them ends or waits when the
-/// guest goes to the other. When it is back with images that have changed meanwhile, no copy of them is trusted.
+/// Both hosts reach the images. When the guest migrates, the jobs at the source end or wait.
+///
+/// When the guest returns with images that have changed meanwhile, no copy of them is trusted.
 #[test]
 fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
     let place = Place::new();
@@ -121,7 +122,7 @@ fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
         let shown = here.show(disk, "mirror");
         assert!(shown.starts_with("waiting: "), "{shown}");
     }
-    // (It may have come to its end before: the other server was started with a chain that is longer than this, then.)
+    // The stream may have ended before. The other server was then started with a longer chain.
     let shown = here.show(2, "stream");
     assert!(
         shown.starts_with("waiting: ") || shown.starts_with("done: "),

@@ -1,4 +1,4 @@
-//! What limits a guest's disk, built on purpose, is named.
+//! Tests that the known limit of a guest's disk is named.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use fathom_testing::{decide, outrank_other_programs};
 use fathom_tests::fathom;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Reads through a filter of Fathom's; the verdict.
+/// Reads through a filter. Returns the verdict.
 fn through(filter: &str) -> Verdict {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("run");
@@ -40,20 +40,20 @@ fn a_filter_that_holds_requests_is_named() {
     ] {
         let verdict = through(filter);
         let is_first = (verdict.rule(), verdict.subject()) == (Some("filter"), Some(name));
-        // On a busy machine, the guest's wait for a CPU may come first.
+        // On a busy machine, the guest's wait for a CPU may be the first limit.
         let is_next = verdict.rule() == Some("run-queue") && { verdict.also.iter() }
             .any(|line| line.starts_with(&format!("{name} filter")));
         assert!(is_first || is_next, "{verdict:?}");
     }
-    // One that holds nothing is not.
+    // A filter that delays nothing is not named.
     let verdict = through("throttle:iops-total=1000000");
     assert_ne!(verdict.rule(), Some("filter"), "{verdict:?}");
 }
 
-/// The guest, its QEMU and its server have one CPU, and share it.
+/// The guest, its QEMU and its server share one CPU.
 #[test]
 fn a_vcpu_of_an_overcommitted_host_is_named() {
-    // (Others may use this machine's CPUs for a while.)
+    // Other programs may use this machine's CPUs for a while.
     decide(|| {
         let verdict = an_overcommitted_host();
         assert_eq!(verdict.rule(), Some("run-queue"), "{verdict:#?}");
@@ -65,9 +65,10 @@ fn an_overcommitted_host() -> Verdict {
     let cpu = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
     let mut one = CpuSet::new();
     one.set(cpu.unwrap());
-    // Of this thread, and so of all that it starts.
+    // The affinity of this thread, which all programs that it starts inherit.
     sched_setaffinity(None, &one).unwrap();
-    // With one, the guest would wait for half of the time, which is where the rule begins to hold.
+    // With one spinner, the guest would wait for half of the time, which is just where the rule
+    // begins to hold.
     let spin = || {
         Command::new("sh")
             .args(["-c", "while :; do :; done"])

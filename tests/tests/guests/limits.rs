@@ -1,5 +1,6 @@
-//! What users get wrong and what hosts do to a disk: each time one clear error, and where a guest
-//! is running, it goes on.
+//! Tests mistakes of users, and what hosts do to a disk.
+//!
+//! Each time there is one clear error, and a running guest continues.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
@@ -67,15 +68,16 @@ fn image_that_ends_within_a_sector_is_served_read_only() {
     place.serve("odd", &image, &["--readonly"]).stop().unwrap();
 }
 
-/// A guest that writes a qcow2 header into its raw disk must not gain a backing file of its
-/// choice: nothing is probed, and somebody who forgot `--format` is told.
+/// A guest that writes a qcow2 header to its raw disk must not gain a backing file of its choice.
+///
+/// Formats are therefore not probed, and the server demands `--format` for such an image.
 #[test]
 fn a_known_magic_asks_for_the_format() {
     let place = Place::new();
     let image = text(&place.path("disk.qcow2"));
     fathom_lab::run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "16M"]).unwrap();
     serve(&place, &image, &[]).refused_with(&["disk.qcow2", "qcow2", "--format"]);
-    // Said to be raw, it is raw. (Its file ends within a sector, so it can only be read.)
+    // With `--format raw`, the image is raw. Its file ends within a sector, so it can only be read.
     place
         .serve("raw", Path::new(&image), &["--format", "raw", "--readonly"])
         .stop()
@@ -105,12 +107,14 @@ fn is_root() -> bool {
     fathom_lab::run("id", &["-u"]).unwrap().trim() == "0"
 }
 
-/// Root may open everything, so it runs a copy of the program as nobody, from a place that nobody
-/// can reach.
+/// Returns a command that runs a copy of the program as the user nobody, because root may open
+/// everything.
+///
+/// The original is in a place that this user cannot reach.
 fn as_nobody(place: &Place) -> Command {
     let copy = place.sockets().join("fathom");
-    // Another process writes it: what this one has open for writing, children of other tests have,
-    // too, until they exec, and then it cannot be run.
+    // Another process writes the copy. If this process had it open for writing, children of other
+    // tests would inherit it until they call exec, and until then it could not be executed.
     fathom_lab::run("cp", &[&text(&fathom()), &text(&copy)]).unwrap();
     for path in [copy.as_path(), place.sockets()] {
         fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
@@ -161,7 +165,7 @@ fn a_socket_of_a_living_server_is_not_taken() {
     let socket = text(server.socket());
     let second = run(&["serve", "null:1M", "--vhost-user", &socket], SOON);
     second.refused_with(&["first.sock", "in use by fathom"]);
-    // The first one still has it.
+    // The first server still has the socket.
     assert!(Path::new(&socket).exists());
     server.stop().unwrap();
 
@@ -184,7 +188,7 @@ impl Holder {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // The prompt comes when the image is open.
+        // The prompt appears when the image is open.
         let mut prompt = [0; 8];
         child
             .stdout
@@ -230,7 +234,7 @@ fn qemu_and_fathom_never_write_one_image_at_once() {
     let place = Place::new();
     let image = place.image("shared.img", 16 * MIB);
 
-    // Who has it is told at the start; the server waits for it, as a migration's target does.
+    // The server reports the lock at the start and waits for it, like the target of a migration.
     let holder = Holder::of(&image);
     let mut server = place.serve("locked", &image, &[]);
     wait_log(&mut server, "shared.img", "in use");
@@ -244,11 +248,11 @@ fn qemu_and_fathom_never_write_one_image_at_once() {
     );
     wait_log(&mut server, "shared.img", "in use");
     drop(holder);
-    // Free again, it is served by the same process.
+    // When the image is free again, the same process serves it.
     let ended = bench(&server, READ);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 
-    // And the other way round: QEMU is refused while a front-end's rings run.
+    // The other way round, QEMU is refused while a front-end's rings run.
     let socket = text(server.socket());
     let mut load = Command::new(fathom());
     load.args([
@@ -276,7 +280,7 @@ fn qemu_and_fathom_never_write_one_image_at_once() {
     server.stop().unwrap();
 }
 
-/// Waits until the server holds locks, as the kernel lists them.
+/// Waits until the server holds locks, according to the kernel.
 fn wait_locks(server: &mut Server) {
     let files = format!("/proc/{}/fdinfo", server.process().pid());
     until("locks of the image", || {
@@ -302,8 +306,9 @@ fn wait_log(server: &mut Server, first: &str, second: &str) {
     }
 }
 
-/// A small file system of its own: a loop-mounted ext4 image, or, without the right to mount, a
-/// tmpfs in a user namespace would be invisible to the server, so the test says what it needs.
+/// A small file system: an ext4 image that is mounted with a loop device.
+///
+/// The test needs the right to mount. A tmpfs in a user namespace would be invisible to the server.
 struct SmallFs {
     mount: std::path::PathBuf,
 }
@@ -330,7 +335,7 @@ impl SmallFs {
 
 impl Drop for SmallFs {
     fn drop(&mut self) {
-        // The kernel lets go of a killed server's files a moment after the process is gone.
+        // The kernel releases the files of a killed server a moment after the process has ended.
         let end = Instant::now() + PATIENCE;
         while let Err(error) = fathom_lab::run("umount", &[&text(&self.mount)]) {
             if Instant::now() > end {
@@ -347,9 +352,9 @@ struct Tight {
     name: &'static str,
     image: Image,
     server: Server,
-    /// Takes space; who removes it makes room.
+    /// A file that takes space; removing it frees space.
     ballast: PathBuf,
-    /// Unmounted after everything above is gone.
+    /// Unmounted after all fields above have been dropped.
     _fs: SmallFs,
 }
 
@@ -372,11 +377,11 @@ impl Tight {
         }
     }
 
-    /// No space: the write fails in the guest, what was there is read, and with space it goes on,
-    /// whoever makes it.
+    /// Fills the file system. The guest's write fails, older data is still read, and writes work
+    /// again when there is space, whoever frees it.
     fn fill_up(&mut self, guest: &mut Guest) {
         let device = guest.device(self.name).unwrap();
-        // Every MiB has other bytes than those before.
+        // Every MiB has other bytes than those before it.
         let numbers = |at: u64| {
             let first = (at + 1) * 100_000_000;
             format!(
@@ -446,7 +451,8 @@ fn a_guest_survives_what_happens_to_its_images() {
         tight.fill_up(&mut guest);
     }
 
-    // Truncated under way: what is gone fails, what is left is served.
+    // The image is truncated while it is served: reads of the missing part fail, and the rest is
+    // served.
     let device = guest.device("truncated").unwrap();
     OpenOptions::new()
         .write(true)
@@ -466,7 +472,7 @@ fn a_guest_survives_what_happens_to_its_images() {
     );
     guest.check(&read(&device, 4), STEP).unwrap();
 
-    // Removed under way: the open file is still the disk.
+    // The image is removed while it is served: the open file is still the disk.
     let device = guest.device("removed").unwrap();
     fs::remove_file(&removed).unwrap();
     guest.check(&read(&device, 4), STEP).unwrap();

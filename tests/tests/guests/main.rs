@@ -1,5 +1,7 @@
-//! Disks of real guests, and what users do to them. One program, so that a test which waits, and
-//! most of them wait for a guest most of the time, leaves its processor to another one.
+//! Tests disks of real guests, and what users do to them.
+//!
+//! This is a single program, because most tests wait for a guest most of the time and leave their
+//! CPU to other tests.
 
 mod bases;
 mod changes;

@@ -1,5 +1,5 @@
-//! What QEMU does to a running disk: pauses under load, live migration to another QEMU with a
-//! server of its own, hot unplug and plug.
+//! Tests what QEMU does to a running disk: pauses under load, live migration to another QEMU with a
+//! server of its own, hot unplug and hot plug.
 
 use std::io::Read;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn a_guest_migrates_under_verified_load() {
         ..Machine::default()
     };
     let mut source = Guest::boot(&machine(&source_servers)).unwrap();
-    // They start while the source has the images.
+    // The target's servers start while the source has the images.
     let target_servers = serve("target");
     let target = Machine {
         incoming: true,
@@ -59,7 +59,7 @@ fn a_guest_migrates_under_verified_load() {
         .for_each(|i| Client::is_denied(&nbd(i, "target")));
 
     migrate(&place.sockets().join("migration"), &mut source, &mut target);
-    // They left with the guest, and have not kept its images from the target.
+    // The clients were disconnected with the guest, and have not kept its images from the target.
     clients.into_iter().for_each(Client::has_been_disconnected);
     images
         .iter()
@@ -78,7 +78,7 @@ fn a_guest_migrates_under_verified_load() {
     verify(&images, &written);
 }
 
-/// An NBD client of a server's disk, which reads all the time.
+/// An NBD client of a server's disk that reads all the time.
 struct Client(Child);
 
 impl Client {
@@ -107,7 +107,7 @@ impl Client {
         });
     }
 
-    /// One that comes where the guest is not.
+    /// Asserts that a client is rejected by a server without the guest.
     fn is_denied(socket: &Path) {
         let uri = format!("nbd+unix:///?socket={}", socket.display());
         let output = Command::new("nbdinfo").args(["--size", &uri]).output();
@@ -125,7 +125,7 @@ impl Drop for Client {
 
 const ARGS: &[&str] = &["--iothreads", "2"];
 
-/// One of each format; of qcow2 and QED those that allocate all the time.
+/// Creates an image of each format; those of qcow2 and QED allocate all the time.
 fn images(place: &Place) -> [Image; 4] {
     [
         ("raw", Kind::RAW),
@@ -148,7 +148,7 @@ fn start_load(guest: &mut Guest, images: &[Image], bytes: u64) -> Load {
     load
 }
 
-/// Checks on the host what the load left.
+/// Checks on the host what the load has written.
 fn verify(images: &[Image], written: &Written) {
     for image in images {
         image.check_clean();
@@ -156,7 +156,7 @@ fn verify(images: &[Image], written: &Written) {
     }
 }
 
-/// By that socket, until it runs there.
+/// Migrates the guest through that socket, and waits until it runs at the target.
 pub fn migrate(channel: &Path, source: &mut Guest, target: &mut Guest) {
     let uri = format!("unix:{}", channel.display());
     target.qmp("migrate-incoming", json!({"uri": uri})).unwrap();
@@ -191,7 +191,7 @@ pub fn expect_no_io_errors(guest: &mut Guest) {
 fn pauses_and_hot_plug_lose_nothing() {
     let place = Place::new();
     let under_load = images(&place);
-    // These leave and come back.
+    // These disks are unplugged and plugged in again.
     let leaving = [("leaves", Kind::RAW), ("leaves-too", Kind::QCOW2)]
         .map(|(name, kind)| Image::create(place.path(name), kind, 64 * MIB));
     let serve = |image: &Image| image.serve(&place, name(image), &["--queues", "2"]);
@@ -214,7 +214,7 @@ fn pauses_and_hot_plug_lose_nothing() {
         std::thread::sleep(Duration::from_millis(150));
     }
 
-    // The others go and come back while the first ones are under load.
+    // The other disks are unplugged and plugged in while the first ones are under load.
     for (index, image) in leaving.iter().enumerate() {
         let slot = FIRST_SLOT + under_load.len() + index;
         leave_and_return(
@@ -235,10 +235,10 @@ fn pauses_and_hot_plug_lose_nothing() {
     leaving.iter().for_each(Image::check_clean);
 }
 
-/// The first disk's.
+/// The PCI slot of the first disk.
 const FIRST_SLOT: usize = 4;
 
-/// Unplugs a disk and plugs it in again, twice; it has its data each time.
+/// Unplugs a disk and plugs it in again, twice. The disk has its data each time.
 fn leave_and_return(guest: &mut Guest, image: &Image, socket: &Path, slot: usize) {
     let name = name(image);
     let device = guest.device(name).unwrap();
@@ -246,7 +246,7 @@ fn leave_and_return(guest: &mut Guest, image: &Image, socket: &Path, slot: usize
     guest.check(&write, STEP).unwrap();
     for _ in 0..2 {
         unplug(guest, name, slot);
-        // Nobody has it now.
+        // No program has the image open now.
         image.check_clean();
         plug(guest, name, socket, slot);
         let device = guest.device(name).unwrap();

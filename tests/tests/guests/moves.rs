@@ -1,4 +1,4 @@
-//! A guest that moves from one host to another with its disk, again and again.
+//! Tests a guest that moves from one host to another with its disk, again and again.
 
 use std::env;
 use std::process::Command;
@@ -14,11 +14,11 @@ use super::migration::{expect_no_io_errors, wait_migrated};
 
 const STEP: Duration = Duration::from_secs(120);
 
-/// Blocks that its load writes each second.
+/// Number of blocks that the load writes per second.
 const RATE: u32 = 300;
 const LOAD_BYTES: u64 = 24 << 20;
 
-/// How often it moves: more if somebody wants to know it exactly.
+/// Returns the number of moves; FATHOM_MOVES selects more.
 fn moves_wanted() -> usize {
     let wanted = env::var("FATHOM_MOVES").ok();
     wanted.map_or(4, |wanted| wanted.parse().expect("a number"))
@@ -33,19 +33,20 @@ fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
     load.wait_for_writes(&mut here.guest);
     for n in 1..=many {
         let mut there = moves.prepare(n);
-        // Its guest goes on with what it keeps, and the other host copies all of it once more.
+        // QEMU has kept the in-flight state for the new server, and the other host copies the disk
+        // anew.
         moves.replace_server(&mut here, n - 1);
         wait_for_nth(&mut there.server, "the guest can move here", 2);
         moves.migrate(&mut here, &mut there, n);
         wait_migrated(&mut here.guest);
         there.guest.wait_event("RESUME", STEP).unwrap();
         wait_for_log(&mut there.server, "copied completely");
-        // What was left there is of no use any more.
+        // The old copy of the disk is no longer needed.
         here.guest.quit().unwrap();
         here.server.stop().unwrap();
         std::fs::remove_file(here.image.path()).unwrap();
         here = there;
-        // What the guest has written since is in nothing but memory that it keeps.
+        // In-flight requests are recorded only in the memory that QEMU has kept.
         load.wait_for_more_writes(&mut here.guest);
         moves.replace_server(&mut here, n);
         load.wait_for_more_writes(&mut here.guest);
@@ -58,13 +59,13 @@ fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
     written.verify_on_host(&here.image.flat());
 }
 
-/// The guest goes on at once, and what it needs of its disk comes after it; servers of both hosts are killed
-/// meanwhile.
+/// Post-copy: the guest resumes at once, and its disk is copied afterwards. Servers of both hosts
+/// are killed meanwhile.
 #[test]
 fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
     let moves = Moves::new(false);
     let mut here = moves.begin();
-    // Something that the guest does not touch, and that takes a while.
+    // Data that the guest does not access, and that takes a while to copy.
     let device = here.guest.device("disk").unwrap();
     let fill = format!("dd if=/dev/urandom of={device} bs=1M seek=200 count=250 oflag=direct");
     here.guest.check(&fill, STEP).unwrap();
@@ -91,7 +92,8 @@ fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
     written.verify_on_host(&there.image.flat());
 }
 
-/// Whatever of the other host dies before the guest is there, it goes on where it is.
+/// If a process of the other host is killed before the guest is there, the guest continues at the
+/// source.
 #[test]
 fn a_guest_whose_move_is_interrupted_goes_on_where_it_is() {
     let moves = Moves::new(false);
@@ -102,10 +104,10 @@ fn a_guest_whose_move_is_interrupted_goes_on_where_it_is() {
         let bandwidth = json!({ "max-bandwidth": bytes });
         guest.qmp("migrate-set-parameters", bandwidth).unwrap();
     };
-    // So that it takes long enough to be interrupted.
+    // The migration must take long enough to be interrupted.
     speed(&mut here.guest, 1 << 20);
     for delay in [0, 300, 900] {
-        // The server that copies, then the machine that was to be.
+        // First the target's server is killed along with its machine, then only the machine.
         for what in ["server", "machine"] {
             let mut there = moves.prepare(1);
             moves.migrate(&mut here, &mut there, 1);
@@ -139,7 +141,7 @@ fn kill(pid: u32) {
     assert!(killed.unwrap().success());
 }
 
-/// The migration has come to nothing, and the guest runs.
+/// Waits until the migration has failed and the guest runs.
 fn wait_failed(source: &mut Guest) {
     let deadline = Deadline::new("the migration's failure");
     loop {

@@ -1,4 +1,4 @@
-//! The CPUs of a guest and of its host are sampled, and each names its own symbols.
+//! Tests that the CPUs of a guest and of its host are sampled, each with its own symbols.
 
 use fathom_lab::experiment::runner::Runner;
 use fathom_lab::experiment::{Context, Order, find};
@@ -7,7 +7,7 @@ use fathom_run::{Cell, Experiment, Folded, Run, Side};
 use fathom_tests::fathom;
 use tempfile::TempDir;
 
-/// Whether a stack of a command that begins like that has a frame for which this holds.
+/// Returns whether a stack of a command with this prefix has a wanted frame.
 fn has(folded: &Folded, command: &str, is_wanted: impl Fn(&str, &str) -> bool) -> bool {
     let mut stacks = folded.stacks();
     stacks.any(|(stack, _)| {
@@ -18,7 +18,8 @@ fn has(folded: &Folded, command: &str, is_wanted: impl Fn(&str, &str) -> bool) -
     })
 }
 
-/// Runs the experiment for so many seconds. Returns the directory of the run, and its cell.
+/// Runs the experiment for so many seconds. Returns the directory of the run, its plan, and its
+/// cell.
 fn profiled(seconds: u32) -> (TempDir, Experiment, Cell) {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("run");
@@ -67,7 +68,7 @@ fn samples_name_the_guests_kernel_qemu_and_the_server() {
                 .any(|name| symbol.starts_with(name))
     };
     assert!(has(&guest, "fio", is_block), "{:#?}", guest.lines());
-    // Modules are told from the kernel proper.
+    // Modules are distinguished from the kernel itself.
     let in_module = |_: &str, object: &str| object.starts_with("virtio") && object.ends_with(".ko");
     assert!(has(&guest, "", in_module), "{:#?}", guest.lines());
     let host = load(Side::Host);
@@ -85,7 +86,7 @@ fn samples_name_the_guests_kernel_qemu_and_the_server() {
         "{cell:?}"
     );
     assert!(percent("host.server") > 0.0, "{cell:?}");
-    // fio on the image itself, too.
+    // fio also ran on the image itself.
     let bare = cell.evidence.as_ref().and_then(|one| one.bare.as_ref());
     let iops = cell.measure("iops").unwrap().value;
     assert!(bare.unwrap().requests_per_second > iops, "{cell:?}");

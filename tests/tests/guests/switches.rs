@@ -1,5 +1,7 @@
-//! Disks that go on with other images while a guest works on them, and servers that are killed just after that: QEMU
-//! keeps an area for its server, which is another format's then.
+//! Tests disks whose images are replaced while a guest works on them, and servers that are killed
+//! just afterwards.
+//!
+//! QEMU keeps an in-flight area for the server, which then belongs to another format.
 
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ const STEP: Duration = Duration::from_secs(120);
 const LOAD_BYTES: u64 = 16 * MIB;
 const RATE: u32 = 150;
 
-/// What a disk goes through: what it is first, and the targets of its mirrors.
+/// The first kind of each disk, and the kinds of the targets of its mirrors.
 const CASES: &[(&str, &[Kind])] = &[
     ("up", &[Kind::RAW, Kind::QCOW2_SMALL, Kind::RAW]),
     ("down", &[Kind::QCOW2_BACKED, Kind::RAW, Kind::QCOW2]),
@@ -27,7 +29,7 @@ struct Served {
     name: &'static str,
     kinds: &'static [Kind],
     image: Image,
-    /// While it is on top of another one.
+    /// The backing image, while the disk is on top of another one.
     below: Option<Image>,
     server: Server,
 }
@@ -57,7 +59,7 @@ impl Served {
         assert_eq!(ended.code, Some(0), "{ended:?}");
     }
 
-    /// A copy of that kind takes its image's place.
+    /// Replaces the image by a copy of that kind.
     fn become_kind(&mut self, place: &Place, n: usize) {
         let target = Image::create(
             place.path(&format!("{}-{n}", self.name)),
@@ -80,7 +82,8 @@ impl Served {
         self.below = Some(std::mem::replace(&mut self.image, top));
     }
 
-    /// The image below takes its place again, or does not: the server is killed before.
+    /// Commits the top image into the one below. With `more` options, the server is killed before
+    /// the end.
     fn commit(&mut self, more: &[&str]) {
         let below = self
             .below
@@ -96,7 +99,7 @@ impl Served {
         }
     }
 
-    /// It has nothing below it any more.
+    /// Streams the backing image into the top image.
     fn become_whole(&mut self, more: &[&str]) {
         self.ask(&["stream", "start"], more);
     }
@@ -108,7 +111,7 @@ impl Served {
         shown.stdout.starts_with("done")
     }
 
-    /// Its successor has the image that it had last.
+    /// Kills the server; its successor serves the last image.
     fn replace(&mut self, place: &Place) {
         self.server.process().kill().unwrap();
         self.image.check_consistent();
@@ -158,7 +161,7 @@ fn a_guest_goes_on_with_other_images_whoever_is_killed() {
         served.replace(&place);
     }
     load.wait_for_more_writes(&mut guest);
-    // Its rings stop and start again; meanwhile a mirror waits, or a stream.
+    // The rings stop and start again, while mirrors wait and a stream runs.
     all[2].become_whole(&["--speed", "8M"]);
     for served in &mut all[..2] {
         let target = place.path(&format!("{}-end", served.name));
@@ -175,7 +178,7 @@ fn a_guest_goes_on_with_other_images_whoever_is_killed() {
     guest.power_off().unwrap();
     for served in all {
         served.server.stop().unwrap();
-        // (One has been served by a server that was killed.)
+        // The server of this image may have been killed.
         served.image.check_consistent();
         written.verify_on_host(&served.image.flat());
     }

@@ -1,5 +1,7 @@
-//! `kill -9` of tenants in the middle of verified loads: each is started again by its supervisor, at
-//! whose socket QEMU waits for it, and the guest notices nothing.
+//! Kills tenants with SIGKILL in the middle of verified loads.
+//!
+//! The supervisor starts each one again, QEMU waits for it at the supervisor's socket, and the
+//! guest notices nothing.
 
 use std::process::Command;
 use std::time::Duration;

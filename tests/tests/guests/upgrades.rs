@@ -1,5 +1,6 @@
-//! Servers that are upgraded again and again in the middle of verified loads, by QEMU that could not
-//! connect again: the guest notices nothing.
+//! Tests servers that are upgraded again and again in the middle of verified loads.
+//!
+//! QEMU could not connect again, and the guest notices nothing.
 
 use std::time::Duration;
 
@@ -18,13 +19,14 @@ const CASES: &[(&str, Kind)] = &[
     ("qed", Kind::QED),
 ];
 
-/// So many; `FATHOM_UPGRADES` may say another number.
+/// Returns the number of upgrades: 10, or that of `FATHOM_UPGRADES`.
 fn upgrades() -> usize {
     let said = std::env::var("FATHOM_UPGRADES").ok();
     said.map_or(10, |count| count.parse().expect("a number"))
 }
 
-/// For how long queues stood still. That is for people: what else a machine does has a part in it.
+/// Prints how long queues stood still. The test does not check it, because it depends on the load
+/// of the machine.
 fn tell(what: &str, mut pauses: Vec<f64>) {
     pauses.sort_by(f64::total_cmp);
     let at = |part: f64| pauses[((pauses.len() - 1) as f64 * part) as usize];
@@ -68,7 +70,7 @@ fn check(head: &str, has_tenants: bool) {
         let now = processes(&server);
         let is_new = before.iter().zip(&now).all(|(old, new)| old != new);
         assert!(is_new, "after {round}: {before:?}, {now:?}");
-        // Somewhere in the middle of what the load does.
+        // The next upgrade comes at another moment of the load.
         std::thread::sleep(Duration::from_millis(97 * (round as u64 % 5)));
     }
     let written = load.finish(&mut guest);

@@ -1,5 +1,7 @@
-//! Two hosts from end to end, as docs/fleet.md walks through them: servers with configurations, a disk above an
-//! image from afar, its guest's move to the other host, and all of that in one view.
+//! Tests two hosts from end to end, as docs/fleet.md describes them.
+//!
+//! The hosts have servers with configurations and a disk above a remote image, whose guest moves to
+//! the other host. One view shows both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,11 +20,11 @@ use super::migration::{expect_no_io_errors, wait_migrated};
 
 const STEP: Duration = Duration::from_secs(120);
 const SIZE: u64 = 256 << 20;
-/// What the load writes to; behind it is the base image as it was.
+/// Size of the part to which the load writes. The base image behind that part is unchanged.
 const CHANGED: u64 = 32 << 20;
 const BEHIND: u64 = 64 << 20;
 
-/// One host's server; it ends with the test.
+/// The server of a host; it ends with the test.
 struct Host {
     child: Child,
     api: PathBuf,
@@ -114,7 +116,7 @@ fn two_hosts_from_end_to_end() {
     let certificates = place.path("tls");
     make_certificates(&certificates);
     let [mut one, other] = [0, 1].map(|n| Host::start(&hosts, &place, &certificates, n));
-    // An image that is kept elsewhere.
+    // A base image at a remote server.
     let image = place.path("base.raw");
     let noise = format!("head -c {BEHIND} /dev/urandom >\"$0\"; truncate -s {SIZE} \"$0\"");
     let made = Command::new("sh").args(["-c", &noise]).arg(&image).status();
@@ -122,7 +124,7 @@ fn two_hosts_from_end_to_end() {
     let far = ["--readonly", "--nbd", "tcp:0.0.0.0:10810"];
     let far = hosts.on(1, || place.serve("far", &image, &far));
     let base = format!("nbd://{}:10810/", hosts.address(1));
-    // A disk that begins with it.
+    // A disk on top of the base image.
     let images = ["web-0.qcow2", "web-1.qcow2"].map(|name| place.path(name));
     let size = SIZE.to_string();
     let create = ["img", "create", "-q", "-f", "qcow2"];
@@ -135,7 +137,7 @@ fn two_hosts_from_end_to_end() {
     let before = sum_behind(&mut guest);
     let load = Load::start(&mut guest, &["web"], CHANGED, 300);
     load.wait_for_writes(&mut guest);
-    // It moves.
+    // The guest and its disk move.
     done(&[&create[..], &[text(&images[1]), &size]].concat());
     let from = hosts.address(0);
     let uri = format!(
@@ -154,7 +156,7 @@ fn two_hosts_from_end_to_end() {
     other.wait_for_phase("done");
     guest.quit().unwrap();
     load.wait_for_more_writes(&mut there);
-    // Both are seen from anywhere.
+    // Any host can query both.
     let both = [hosts.address(0), hosts.address(1)].join(",");
     let fleet = |command| -> Value {
         let from = [
@@ -174,7 +176,7 @@ fn two_hosts_from_end_to_end() {
     assert_eq!(listed["hosts"].as_array().unwrap().len(), 2, "{listed}");
     let stats = fleet("stats");
     assert!(stats.to_string().contains("\"write\""), "{stats}");
-    // What was there is not needed any more; the image from afar neither.
+    // Neither the first host nor the remote server is needed any more.
     let _ = one.child.kill();
     drop(far);
     let left = fleet("list");

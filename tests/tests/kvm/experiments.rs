@@ -1,5 +1,6 @@
-//! Experiments in a KVM host that is emulated: what a machine without hardware virtualisation cannot
-//! show of its own guests.
+//! Tests experiments in an emulated KVM host.
+//!
+//! The tests show what a machine without hardware virtualisation cannot show of its own guests.
 
 use std::path::Path;
 use std::process::Command;
@@ -40,7 +41,7 @@ fn kvm_counts_the_exits_of_ide_and_of_virtio() {
     ];
     lab_run(&dir, &[&axes[..], &few].concat());
     let (run, cells) = load(&dir);
-    // It is the KVM host that is told of, not this machine.
+    // The report describes the KVM host, not this machine.
     let environment = &run.environment;
     assert!(environment.stretched, "{environment:?}");
     assert_eq!(environment.accelerator, "kvm");
@@ -53,11 +54,12 @@ fn kvm_counts_the_exits_of_ide_and_of_virtio() {
             .unwrap_or_else(|| panic!("no {name}: {cell:?}"))
             .value
     };
-    // A read by IDE writes many registers, each of which QEMU emulates; virtio has one doorbell. Timers and
-    // the like add to both, dozens to each read where the host is slow: so it is the difference that tells.
+    // A read by IDE writes many registers, each of which QEMU emulates; virtio has one doorbell.
+    // Timers and the like add exits to both, dozens to each read on a slow host, so the test
+    // compares the difference.
     let (virtio, ide) = (measure("virtio-blk", "exits"), measure("ide", "exits"));
     assert!(virtio >= 1.0 && ide >= virtio + 10.0, "{virtio} and {ide}");
-    // What goes on goes on there.
+    // A resumed run also uses the KVM host.
     assert_eq!(Runner::resume(&dir).unwrap().left().count(), 0);
     assert!(run.experiment.unwrap().kvm_host);
 }

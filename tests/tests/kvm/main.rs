@@ -1,5 +1,6 @@
-//! What only KVM shows, on KVM hosts that are emulated, so that it works on any machine. Each host keeps one CPU of
-//! the machine busy.
+//! Tests what only KVM shows, on emulated KVM hosts, so that the tests work on any machine.
+//!
+//! Each host keeps one CPU of the machine busy.
 
 mod experiments;
 mod slow_disk;

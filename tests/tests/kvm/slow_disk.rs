@@ -1,5 +1,6 @@
-//! What docs/slow-disk.md shows, with the kernel's own NBD client, in an emulated host that has
-//! one: a file system on a slow disk, disconnecting in the middle, and a server that comes back.
+//! Tests what docs/slow-disk.md shows, with the kernel's own NBD client in an emulated host.
+//!
+//! The tests use a file system on a slow disk, disconnect in the middle, and restart a server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use fathom_lab::KvmHost;
 use fathom_tests::fathom;
 
-/// What is loaded when it is used, on a host that has all its modules.
+/// Modules that a complete host loads when they are used.
 const MODULES: &[&str] = &["nbd", "vsock_loopback"];
 const PROGRAMS: &[&str] = &[
     "/usr/sbin/nbd-client",
@@ -47,7 +48,7 @@ impl Host {
         Host(KvmHost::boot_with(&fathom(), &programs, MODULES).unwrap())
     }
 
-    /// Runs a script that must succeed; what it printed.
+    /// Runs a script that must succeed. Returns its output.
     fn run(&mut self, script: &str) -> String {
         let said = self.0.check(&format!("{SERVE}\n{script}"), LIMIT);
         said.unwrap_or_else(|error| {
@@ -57,7 +58,7 @@ impl Host {
         })
     }
 
-    /// The figure that the script printed as `NAME VALUE`.
+    /// Returns the figure that the script has printed as `NAME VALUE`.
     fn figure(said: &str, name: &str) -> f64 {
         let line = said.lines().find_map(|line| line.strip_prefix(name));
         let value = line.and_then(|value| value.trim().parse().ok());
@@ -65,8 +66,8 @@ impl Host {
     }
 }
 
-/// The post's scenario: a delay of each read that is long next to all else, however busy the
-/// machine is.
+/// The scenario of the post: each read is delayed so long that all other times are small, however
+/// busy the machine is.
 fn a_file_system_on_a_slow_disk(host: &mut Host) {
     let said = host.run(
         r#"
@@ -98,8 +99,9 @@ umount /tmp/mnt
     assert!(slow >= 2.0 && cached < slow / 2.0, "{said}");
 }
 
-/// Requests that are delayed together end together; goes on with the disk. (fio's completion
-/// latency begins when it gets to look at the clock after it has submitted.)
+/// Requests that are delayed together end together. The disk stays in use.
+///
+/// fio's completion latency begins when fio reads the clock after it has submitted.
 fn delays_pass_in_parallel(host: &mut Host) {
     let said = host.run(
         r#"
@@ -120,7 +122,7 @@ echo "together $(read_some 16 32)"
     assert!(alone >= 2.0 && together < 2.0 * alone, "{said}");
 }
 
-/// The kernel is told all that it has asked for before the connection ends.
+/// The kernel receives all replies before the connection ends.
 fn disconnecting_loses_no_request(host: &mut Host) {
     let said = host.run(
         r#"
@@ -146,7 +148,8 @@ cat /tmp/serve.log
     host.run("kill $(cat /tmp/server)");
 }
 
-/// A loop mount lives on when its server is killed and comes back, where the client tries again.
+/// A loop mount survives when its server is killed and restarted, because the NBD client
+/// reconnects.
 fn a_mount_outlives_its_server(host: &mut Host) {
     host.run(
         r#"
@@ -188,7 +191,7 @@ kill $(cat /tmp/server)
     );
 }
 
-/// Between guests and hosts: here, a host and itself.
+/// vsock connects guests and hosts. Here, a host connects to itself.
 fn a_vsock_reaches_it(host: &mut Host) {
     let said = host.run(
         r#"

@@ -1,4 +1,4 @@
-//! What a neighbour takes from a guest is named as the limit of the guest's disk, and is the limit.
+//! Tests that CPU time stolen from a guest is named as the limit of its disk, and is the limit.
 
 use std::time::Duration;
 
@@ -10,14 +10,16 @@ use fathom_testing::decide;
 use fathom_tests::fathom;
 
 const SOON: Duration = Duration::from_secs(60);
-/// A cell in a KVM host that is emulated takes half a minute, and one that stands still for good.
+/// Timeout of a cell in an emulated KVM host. A cell takes half a minute, unless it hangs for good.
 const CELL: Duration = Duration::from_secs(150);
 
-/// Only KVM tells a guest what is stolen from it. The host has one CPU, which the
-/// guest's own QEMU needs now and then: something is always stolen.
+/// Only KVM tells a guest how much time is stolen from it.
+///
+/// The host has one CPU, which the guest's own QEMU needs now and then, so some time is always
+/// stolen.
 #[test]
 fn what_a_neighbour_steals_from_a_guest_is_named_and_is_what_limits() {
-    // (Others may use this machine's CPUs for a while, and an emulated host may stand still.)
+    // Other programs may use this machine's CPUs for a while, and an emulated host may stand still.
     decide(|| a_guest_with_a_neighbour().unwrap());
 }
 
@@ -38,8 +40,10 @@ fn a_guest_with_a_neighbour() -> Result<(), String> {
     is_right.then_some(()).ok_or(said)
 }
 
-/// What a guest of a KVM host sees of its reads from its page cache, which keep its CPU busy and ask
-/// the host for nothing. It sees none of the host's threads, which would tell the same.
+/// Returns the evidence of a guest's reads from its page cache, which keep its CPU busy and send no
+/// requests to the host.
+///
+/// The guest sees none of the host's threads, which would show the same.
 fn cached_reads(host: &mut KvmHost) -> Result<Evidence, String> {
     let defaults = Settings::defaults(find("settings").unwrap().parameters());
     let settings = [("direct", "off"), ("size", "1M"), ("runtime", "5s")].into_iter();

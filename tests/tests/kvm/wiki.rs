@@ -1,8 +1,8 @@
-//! `fathom lab run wiki` on a real KVM: every layer of every request, for every server of disks.
+//! Tests `fathom lab run wiki` on KVM: every layer of every request, for every server of disks.
 //!
-//! The KVM hosts that the runs share are emulated, so that this works on any machine, and each
-//! keeps one CPU of the machine busy. Their times are stretched; what is checked is that requests
-//! are found in all layers and that layers add up, never how long they take.
+//! The runs share emulated KVM hosts, so the tests work on any machine. Each host keeps one CPU of
+//! the machine busy. Its times are stretched, so the tests check that requests are found in all
+//! layers and that layers add up, but never how long they take.
 
 mod truth;
 
@@ -26,7 +26,7 @@ struct Bench {
     runs: u32,
 }
 
-/// What a run left.
+/// The results of a run.
 struct Done {
     dir: PathBuf,
     run: Run,
@@ -35,8 +35,9 @@ struct Done {
 }
 
 const REQUESTS: u64 = 200;
-/// Layers that begin by one side's clock and end by the other's, and the direction in which a wrong
-/// offset of KVM's makes them shorter.
+/// Layers that begin with one side's clock and end with the other's.
+///
+/// The number is the direction in which a wrong clock offset of KVM shortens the layer.
 const ACROSS: [(Layer, i64); 2] = [(Layer::KickExit, -1), (Layer::InterruptEntry, 1)];
 const SOON: Duration = Duration::from_secs(120);
 
@@ -49,7 +50,7 @@ impl Bench {
         }
     }
 
-    /// Short runs: one pair of rounds, a small image.
+    /// Returns the options of a short run: one pair of rounds, and a small image.
     fn options(&mut self) -> Options {
         self.runs += 1;
         let mut options = Options::new(fathom(), self.dir.path().join(self.runs.to_string()));
@@ -106,7 +107,8 @@ impl Done {
         self.analysis.exact.as_ref().expect("an exact breakdown")
     }
 
-    /// Every request was followed, the clocks agree, and the layers of each add up to its time.
+    /// Checks that every request was followed, the clocks agree, and the layers of each request add
+    /// up.
     fn is_sound(&self, unmatched: u64) {
         let truth = &self.exact().truth;
         let said = || format!("{truth:?} {:?}", self.analysis.problems);
@@ -124,7 +126,7 @@ impl Done {
         }
     }
 
-    /// Of those that pass the layer, in ns.
+    /// Returns the median time in ns of the requests that pass the layer.
     fn median(&self, layer: Layer) -> Option<i64> {
         let layers = self.exact().slowest.iter().flat_map(|one| &one.layers);
         let mut times: Vec<i64> = layers
@@ -135,7 +137,7 @@ impl Done {
         times.get(times.len() / 2).copied()
     }
 
-    /// How far the analysis is off when KVM's offset is wrong by so much more than the truth.
+    /// Repeats the analysis with an offset of KVM's clock that is wrong by `more_ns`.
     fn truth_with_offset(&self, more_ns: i64) -> Truth {
         let mut run = self.run.clone();
         for clocks in run.rounds.iter_mut().map(|round| &mut round.clocks) {
@@ -170,7 +172,7 @@ impl Done {
         }
     }
 
-    /// Events of a kind in a round's file.
+    /// Returns the number of events of a kind in a round's file.
     fn count(&self, round: &str, stream: &str, kind: Kind) -> u64 {
         let round = self
             .run
@@ -185,7 +187,7 @@ impl Done {
             .count() as u64
     }
 
-    /// Calls of this name by all threads.
+    /// Returns the number of system calls of this name by all threads.
     fn calls(&self, name: &str) -> u64 {
         let threads = self.analysis.calls.iter();
         let calls = threads.flat_map(|thread| &thread.calls);
@@ -196,7 +198,7 @@ impl Done {
     }
 }
 
-/// Fathom tells the stages of its own; the whole way is seen.
+/// Fathom reports its own stages, so every layer is known.
 fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
     let done = bench.run(|_| {});
     done.is_sound(0);
@@ -212,7 +214,7 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
         Layer::GuestBottomHalf,
         Layer::GuestReturn,
     ]);
-    // A vCPU that slept is woken by the host; one that was only pushed aside is not.
+    // The host wakes a vCPU that slept. A vCPU that was preempted is only scheduled again.
     assert!(done.has(Layer::VcpuWake) || done.has(Layer::VcpuSchedule));
     a_wrong_offset_of_the_clocks_is_noticed(&done);
     let disk = done.run.disk().unwrap();
@@ -224,7 +226,7 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
     let mapped: u64 = disk.extents.iter().map(|extent| extent.length).sum();
     assert_eq!(mapped, 8 << 20);
 
-    // What the kernel, KVM and Fathom counted by themselves is what was asked for.
+    // The kernel, KVM and Fathom have each counted the requests that were made.
     let round = "requests-1";
     assert_eq!(
         done.count(round, "benchmark", Kind::BenchOperation),
@@ -232,9 +234,9 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
     );
     assert_eq!(done.count(round, "guest", Kind::BlockRqComplete), REQUESTS);
     assert_eq!(done.count(round, "fathom", Kind::FathomRequest), REQUESTS);
-    // Others may use the image's device.
+    // Other programs may use the image's device.
     assert!(done.count(round, "block", Kind::BlockRqIssue) >= REQUESTS);
-    // The doorbells of other devices ring, too.
+    // Other devices have interrupts, too.
     assert!(done.count(round, "kvm", Kind::KvmMsiSetIrq) >= REQUESTS);
     assert!(done.calls("write") >= REQUESTS);
 
@@ -262,7 +264,8 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
     let wiki = done.analysis.wiki.as_ref().unwrap();
     let percent: f64 = wiki.delta.iter().map(|(_, _, percent)| percent).sum();
     assert!((percent - 100.0).abs() < 0.01, "{:?}", wiki.delta);
-    // On a busy machine a few kicks are not needed, and means of others compared.
+    // On a busy machine a few requests need no kick, and then means of different requests are
+    // compared.
     let negative = wiki.delta.iter().any(|(_, ns, _)| *ns < 0.0);
     assert_eq!(wiki.notes.is_empty(), !negative, "{:?}", wiki.notes);
     assert_eq!(done.analysis.overhead[0].pairs, 1);
@@ -273,7 +276,7 @@ fn what_limits_it_is_seen_in_a_round_of_its_own(yielded: &Yield) {
     let evidence = yielded.evidence.as_ref().unwrap();
     assert_eq!(evidence.load.requests, REQUESTS);
     let crossings = evidence.crossings.as_ref().unwrap();
-    // On a busy machine a few kicks and interrupts are not needed.
+    // On a busy machine a few requests need neither kick nor interrupt.
     let seen = [crossings.kicks, crossings.interrupts, crossings.exits];
     for count in seen {
         assert!(count.unwrap() >= REQUESTS / 2, "{crossings:?}");
@@ -283,7 +286,7 @@ fn what_limits_it_is_seen_in_a_round_of_its_own(yielded: &Yield) {
     assert!(layers.any(|one| one.name == "host: device"), "{evidence:?}");
 }
 
-/// QEMU's thread pool makes one pread64() a request, and its own log says so as well.
+/// QEMU's thread pool makes one pread64() per request, and QEMU's own log shows the same.
 fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     let done = bench.run(|options| {
         options.server = server::Kind::Qemu;
@@ -291,7 +294,7 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     });
     done.is_sound(0);
     done.has_layers(&[Layer::KickExit, Layer::HostDevice, Layer::GuestReturn]);
-    // Its system calls tell what it does inside.
+    // Its system calls show what QEMU does inside.
     done.has_layers(&[
         Layer::ServerWake,
         Layer::ServerTake,
@@ -301,7 +304,7 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     ]);
     let wiki = done.analysis.wiki.as_ref().unwrap();
     let layers: Vec<&str> = wiki.delta.iter().map(|(name, ..)| name.as_str()).collect();
-    // Alone, or with the row inside where too few wakes can be told.
+    // The row stands alone, or together with an inner row if too few wake-ups can be told.
     let switching = |layer: &&str| layer.starts_with("Host/QEMU switching");
     assert!(layers.iter().any(switching), "{layers:?}");
     let negative = wiki.delta.iter().any(|(_, ns, _)| *ns < 0.0);
@@ -319,7 +322,7 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     assert!(done.count("qemu-locks", "qemu", Kind::Qemu) > REQUESTS);
 }
 
-/// Its threads have no names: what they do tells which of them serves.
+/// The threads have no names; their system calls show which of them serves.
 fn storage_daemon_is_followed_by_its_calls(bench: &mut Bench) {
     let done = bench.run(|options| {
         options.server = server::Kind::Qsd;
@@ -334,7 +337,7 @@ fn storage_daemon_is_followed_by_its_calls(bench: &mut Bench) {
     assert!(serves, "{:?}", done.run.threads);
 }
 
-/// Effects come before their causes then.
+/// With a wrong offset, effects come before their causes.
 fn a_wrong_offset_of_the_clocks_is_noticed(done: &Done) {
     for (layer, direction) in ACROSS {
         let more = 2 * direction * done.median(layer).unwrap();
@@ -352,7 +355,7 @@ fn batches_are_told_from_single_requests(bench: &mut Bench) {
     });
     done.is_sound(REQUESTS / 100);
     let truth = &done.exact().truth;
-    // A batch may lack an event, and is told as incomplete then.
+    // A batch may lack an event, and then counts as incomplete.
     let told = truth.kicked + truth.batched + truth.polled;
     assert!(told + truth.incomplete >= truth.joined, "{truth:?}");
     assert!(told * 10 >= truth.joined * 9, "{truth:?}");
@@ -404,7 +407,7 @@ fn a_legacy_interrupt_is_followed_and_named(bench: &mut Bench) {
     );
 }
 
-/// What cannot work ends in one line that says why, and the host is as before.
+/// A run that cannot work ends with one line that says why, and the host is as before.
 fn failures_are_told(bench: &mut Bench) {
     let full = bench.refused(|options| options.size = Some(64 << 30));
     assert!(full.to_string().contains("no space left"), "{full}");
@@ -434,7 +437,7 @@ fn every_layer_of_every_request_on_a_real_kvm() {
     failures_are_told(&mut bench);
 }
 
-/// In a KVM host of its own, beside the other one.
+/// Runs in another KVM host, at the same time.
 #[test]
 fn delays_on_a_real_kvm() {
     let mut bench = Bench::new();

@@ -1,4 +1,4 @@
-//! A load whose file has to fit into a control group's memory.
+//! A load whose file must fit into a control group's memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use fathom_run::evidence::Evidence;
 
 use crate::scene::watch;
 
-/// Many at once, so that some of them waits for memory for much of the time.
+/// Many threads, so that some of them wait for memory for much of the time.
 const SHAPE: Shape = Shape {
     threads: 8,
     depth: 1,
@@ -19,19 +19,20 @@ const SHAPE: Shape = Shape {
 const IN_GROUP: &str = r#"echo $$ > "$0"/cgroup.procs && exec chrt --rr 1 "$@""#;
 /// Size of the load's file.
 const SIZE: &str = "64M";
-/// What is read again and again is missed for long enough to be known to the kernel: a limit that
-/// is much tighter looks like a file that is read once.
+/// A limit in bytes at which the kernel still recognizes that pages are read again and again.
+///
+/// A much tighter limit looks like a file that is read once.
 pub const TIGHT: u64 = 56 << 20;
 pub const AMPLE: u64 = 256 << 20;
 
-/// What is seen of reads through the page cache, by a load that may have so many bytes of memory.
+/// Returns the evidence of reads through the page cache by a load with this memory limit.
 pub fn seen_with_memory(limit: u64) -> Evidence {
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let file = place.path().join("file");
     let group = Group::with_memory(limit).unwrap_or_else(|error| {
         panic!("this test limits memory: run it as root where control groups do ({error})")
     });
-    // By the group, too: pages belong to whoever has them first.
+    // The group creates the file, because pages belong to the group that uses them first.
     let made = group.runs(fio(&file).arg("--create_only=1")).output();
     let made = made.unwrap();
     assert!(made.status.success(), "{made:?}");
@@ -40,7 +41,7 @@ pub fn seen_with_memory(limit: u64) -> Evidence {
     watch(Vec::new(), device, group.runs(&fio(&file)), &told)
 }
 
-/// fio on the host itself, which leaves the page cache alone.
+/// Returns a command for fio on the host itself, which does not clear the page cache.
 fn fio(file: &Path) -> Command {
     let mut fio = Command::new("fio");
     fio.args(["--name=load", "--ioengine=psync", "--output-format=json"])
@@ -53,7 +54,8 @@ fn fio(file: &Path) -> Command {
     fio
 }
 
-/// A control group whose processes, and their files' pages, may have so much memory.
+/// A control group that limits the memory of its processes, including the page cache of their
+/// files.
 struct Group(PathBuf);
 
 impl Group {
@@ -75,8 +77,10 @@ impl Group {
         Ok(group)
     }
 
-    /// Returns the same command, in the group from its first page on, and before all ordinary processes: on a busy machine
-    /// the load would wait for a CPU after each read, which would be its limit then.
+    /// Returns the same command, in the group from its first page on, with a real-time priority.
+    ///
+    /// On a busy machine the load would otherwise wait for a CPU after each read, which would be
+    /// its limit.
     fn runs(&self, command: &Command) -> Command {
         let mut shell = Command::new("sh");
         shell
@@ -89,10 +93,10 @@ impl Group {
 }
 
 impl Drop for Group {
-    /// Its processes must be gone.
+    /// Removes the group, whose processes must have ended.
     fn drop(&mut self) {
         let is_gone = || fs::remove_dir(&self.0).is_ok();
-        // (A second panic would end the whole test program.)
+        // A second panic would abort the whole test program.
         match thread::panicking() {
             true => drop(is_gone()),
             false => fathom_testing::until("the end of the control group", is_gone),

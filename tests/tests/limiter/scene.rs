@@ -1,4 +1,4 @@
-//! A served disk and a load on it, and what is seen of them from their outside. Each has a CPU.
+//! A served disk and a load on it, each with its own CPU, and the evidence seen from outside.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,32 +15,32 @@ use serde_json::Value;
 pub const SERVER: u32 = 0;
 pub const LOAD: u32 = 1;
 
-/// The load's ramp, and what a program needs to start.
+/// Time for the load's ramp and the start of its program.
 const RAMP: Duration = Duration::from_millis(800);
 const WINDOW: Duration = Duration::from_millis(1500);
 const SOON: Duration = Duration::from_secs(20);
 
-/// Where a served disk can be reached.
+/// The sockets of a served disk.
 pub struct Sockets {
     vhost_user: PathBuf,
     nbd: PathBuf,
 }
 
-/// A load, and who understands what it says at its end.
+/// A load, and a function that parses its final output.
 pub struct Work<'a> {
     pub command: &'a dyn Fn(&Sockets) -> Command,
     pub told: &'a dyn Fn(&str) -> Load,
 }
 
-/// What else there is.
+/// What else runs beside the load.
 #[derive(Clone, Copy, Default)]
 pub struct Beside<'a> {
     pub filter: Option<&'a str>,
-    /// This CPU has something else to do, too.
+    /// A CPU that another program uses, too.
     pub busy: Option<u32>,
 }
 
-/// What is seen of a disk of the server's memory under a load.
+/// Returns the evidence of a load on a memory disk.
 pub fn seen(work: &Work, beside: Beside) -> Evidence {
     let place = Place::new();
     let nbd = place.path("nbd.sock");
@@ -63,8 +63,9 @@ pub fn seen(work: &Work, beside: Beside) -> Evidence {
     evidence
 }
 
-/// What is seen of reads of 1M from this machine's disk, so many at once, by so many programs of
-/// which one is the load.
+/// Returns the evidence of reads of 1M from this machine's disk, with `depth` requests in flight.
+///
+/// Of `readers` programs that read, one is the load.
 pub fn seen_on_disk(depth: u32, readers: usize) -> Evidence {
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let files: Vec<PathBuf> = { 0..readers }
@@ -89,7 +90,7 @@ pub fn seen_on_disk(depth: u32, readers: usize) -> Evidence {
     evidence
 }
 
-/// fio on the host itself.
+/// Returns a command for fio on the host itself.
 fn reads(file: &Path, depth: u32) -> Command {
     let mut fio = Command::new("fio");
     fio.args(["--name=load", "--ioengine=libaio", "--output-format=json"])
@@ -105,12 +106,12 @@ fn reads(file: &Path, depth: u32) -> Command {
     fio
 }
 
-/// Requests a second.
+/// Returns the number of requests per second.
 pub fn rate(evidence: &Evidence) -> f64 {
     evidence.load.requests as f64 / evidence.load.seconds
 }
 
-/// What is seen of a load beside these processes.
+/// Returns the evidence of a load together with these processes.
 pub fn watch(
     mut processes: Vec<Watched>,
     device: Option<String>,
@@ -134,7 +135,7 @@ pub fn watch(
     Evidence { load, ..evidence }
 }
 
-/// The load's part in so many of its seconds, as all else that was seen.
+/// Returns the load's share for `seconds`, the time in which everything else was observed.
 fn within(load: Load, seconds: f64) -> Load {
     let part = |count: u64| (count as f64 * seconds / load.seconds) as u64;
     Load {
@@ -145,7 +146,7 @@ fn within(load: Load, seconds: f64) -> Load {
     }
 }
 
-/// How long a filter has held requests back, as the server says.
+/// Returns how long a filter has held requests back, according to the server.
 fn held(server: u32, filter: &str) -> Held {
     let ended = run(&["stats", &server.to_string(), "--json"], SOON);
     let stats: Value = serde_json::from_str(&ended.stdout).unwrap();
@@ -159,14 +160,14 @@ fn held(server: u32, filter: &str) -> Held {
     }
 }
 
-/// A program that only runs, on one CPU, until it is dropped.
+/// Starts a program that keeps one CPU busy until it is dropped.
 fn spinner(cpu: u32, place: &Place) -> Process {
     let mut command = Command::new("taskset");
     command.args(["-c", &cpu.to_string(), "sh", "-c", "while :; do :; done"]);
     Process::spawn("taskset", command, &place.path("spinner.log")).unwrap()
 }
 
-/// `fathom bench` as front-end.
+/// Returns a command for `fathom bench` as a front-end.
 pub fn bench(sockets: &Sockets, args: &[&str]) -> Command {
     let mut bench = Command::new(fathom());
     bench
@@ -183,7 +184,7 @@ pub fn bench(sockets: &Sockets, args: &[&str]) -> Command {
     bench
 }
 
-/// What it says of itself.
+/// Parses the output of `fathom bench`.
 pub fn told_by_bench(report: &str) -> Load {
     let report: Value = serde_json::from_str(report).unwrap();
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{report}"));
@@ -204,7 +205,7 @@ pub fn told_by_bench(report: &str) -> Load {
     }
 }
 
-/// fio as NBD client, which makes a checksum of all that it writes.
+/// Returns a command for fio as an NBD client that computes a checksum of all that it writes.
 pub fn checksums(sockets: &Sockets) -> Command {
     let uri = format!("nbd+unix:///?socket={}", sockets.nbd.display());
     let mut fio = Command::new("fio");
@@ -217,7 +218,7 @@ pub fn checksums(sockets: &Sockets) -> Command {
     fio
 }
 
-/// What fio says, of one thread with 32 requests at once.
+/// Parses the output of fio with one thread and 32 requests in flight.
 pub fn told_by_fio(report: &str) -> Load {
     let shape = Shape {
         threads: 1,

@@ -1,4 +1,4 @@
-//! Where the image comes from cannot be reached, or has something else.
+//! Tests disks whose base image cannot be reached or has been replaced.
 
 use crate::place::{Host, STRIPE, Source, qemu_io, same};
 use crate::support::{eventually, refused, stdout_of};
@@ -15,12 +15,12 @@ fn what_is_cached_is_served_while_the_source_is_away() {
     assert!(qemu_io(&disk.uri(), "read 0 1M"));
     drop(source);
     assert!(qemu_io(&disk.uri(), "read 0 1M"));
-    // What is not there waits, and fails.
+    // A read of data that is not cached waits, then fails.
     assert!(!qemu_io(&disk.uri(), "read 40M 4k"));
     let log = disk.log();
     assert!(log.contains("cached data is served"), "{log}");
     assert!(qemu_io(&disk.uri(), "read 0 1M"));
-    // A server that begins meanwhile has what there is.
+    // A server that starts meanwhile serves the cached data as well.
     let other = host.serve(&host.overlay("other", &uri, "raw"), &uri, &more);
     assert!(qemu_io(&other.uri(), "read 0 1M"));
     host.kill_keepers();
@@ -35,7 +35,7 @@ fn what_is_cached_is_served_while_the_source_is_away() {
     drop(source);
 }
 
-/// The requests of a guest that waits for the rest.
+/// Requests wait while the source is away and complete when it returns.
 #[test]
 fn requests_wait_for_a_source_that_comes_back() {
     let host = Host::new();
@@ -90,7 +90,7 @@ fn another_image_in_its_place_is_refused() {
     );
 }
 
-/// Bytes that are not those of the manifest never reach a guest.
+/// Data that does not match the manifest never reaches a guest.
 #[test]
 fn what_comes_is_checked_by_a_manifest() {
     let host = Host::new();
@@ -111,7 +111,7 @@ fn what_comes_is_checked_by_a_manifest() {
         "{}",
         disk.log()
     );
-    // It is tried anew when it is asked for again.
+    // The stripe is fetched again when it is requested again.
     let original = fs::File::open(host.path("base.raw")).unwrap();
     let mut bytes = vec![0; STRIPE as usize];
     original.read_exact_at(&mut bytes, 7 << 20).unwrap();
@@ -119,7 +119,7 @@ fn what_comes_is_checked_by_a_manifest() {
     same(&disk.uri(), &host.arg("base.raw"));
 }
 
-/// What was kept before anybody gave a manifest was not checked.
+/// Data that was cached before a manifest was given has not been checked.
 #[test]
 fn a_cache_that_was_not_checked_is_refused_with_a_manifest() {
     let host = Host::new();
@@ -144,7 +144,7 @@ fn a_cache_that_was_not_checked_is_refused_with_a_manifest() {
     same(&disk.uri(), &base);
 }
 
-/// A keeper that runs for another disk checks nothing by the manifest of this one.
+/// A keeper started by another disk does not check data against this disk's manifest.
 #[test]
 fn keeper_without_a_manifest_is_refused_by_a_disk_with_one() {
     let host = Host::new();
@@ -170,7 +170,7 @@ fn keeper_without_a_manifest_is_refused_by_a_disk_with_one() {
     drop(first);
     host.kill_keepers();
     stdout_of(&["base", "remove", &base, "--base-cache", &cache]);
-    // What is fetched is checked for disks that name no manifest, too.
+    // The keeper also checks what it fetches for disks that name no manifest.
     let more = ["--base-manifest", &manifest];
     let second = host.serve(&second, &base, &more);
     let third = host.serve(&host.overlay("third", &base, "raw"), &base, &more);
@@ -180,7 +180,7 @@ fn keeper_without_a_manifest_is_refused_by_a_disk_with_one() {
     }
 }
 
-/// There are no zeroes where somebody is writing an image anew.
+/// The missing part of an image that is being rewritten must not read as zeroes.
 #[test]
 fn an_image_that_becomes_shorter_is_away_there() {
     let host = Host::new();
@@ -200,7 +200,7 @@ fn an_image_that_becomes_shorter_is_away_there() {
     same(&disk.uri(), &base);
 }
 
-/// A file system that has no room for the cache, and gets some.
+/// The file system of the cache has no space until it is enlarged.
 #[test]
 fn a_full_disk_makes_requests_wait() {
     let host = Host::new();
@@ -217,7 +217,7 @@ fn a_full_disk_makes_requests_wait() {
     };
     mount(&["-t", "tmpfs", "-o", "size=16M", "tmpfs", &cache]);
     let disk = host.serve(&image, &uri, &["--base-fetch", "off"]);
-    // With what there is, whatever was there goes for what is wanted.
+    // The keeper drops cached data to make room for the data that is requested.
     same(&disk.uri(), &host.arg("base.raw"));
     mount(&["-o", "remount,size=64M", &cache]);
     same(&disk.uri(), &host.arg("base.raw"));
@@ -269,7 +269,7 @@ fn what_cannot_be_had_is_told_at_once() {
         &["--base-manifest", "/nonexistent/m"],
         &["/nonexistent/m"],
     );
-    // A cache that cannot be made.
+    // The cache directory cannot be created.
     host.kill_keepers();
     fs::remove_dir_all(host.path("cache")).unwrap();
     fs::write(host.path("cache"), "").unwrap();

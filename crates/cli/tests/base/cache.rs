@@ -1,4 +1,4 @@
-//! What is kept, and that it is right.
+//! Tests what the cache keeps, and that its data is correct.
 
 use crate::place::{Host, SIZE, STRIPE, Source, compare, qemu_io, same, write_both};
 use crate::support::{eventually, refused, stdout_of};
@@ -21,7 +21,7 @@ fn two_disks_fetch_an_image_once_and_each_has_its_own_changes() {
         )
     });
     for (index, (disk, reference)) in disks.iter().enumerate() {
-        // A part of a cluster, whose rest comes from afar.
+        // A part of a cluster; the rest of the cluster is read from the base image.
         write_both(
             &disk.uri(),
             reference,
@@ -41,12 +41,11 @@ fn two_disks_fetch_an_image_once_and_each_has_its_own_changes() {
     reads.sort_unstable();
     reads.dedup();
     assert_eq!(reads.len(), all);
-    // (What both disks have written over was not read.)
+    // Stripes that both disks have overwritten are not read.
     assert!(all >= (SIZE / STRIPE) as usize - 4);
-    // Zeroes take no place.
-    // (Its file system may need some blocks to know where it is.)
+    // Zeroes take no space. The file system may need some blocks for its own metadata.
     assert!(host.kept() <= SIZE - (3 << 20), "{}", host.kept());
-    // Nothing comes twice, and the keeper ends when nobody needs it.
+    // No stripe is fetched twice, and the keeper ends when no disk needs it.
     drop(disks);
     eventually("the keeper's end", || {
         host.keepers().is_empty().then_some(())
@@ -70,7 +69,9 @@ fn two_disks_fetch_an_image_once_and_each_has_its_own_changes() {
     refused(1, &remove, &["not in the cache"]);
 }
 
-/// Whatever reads it: engines, cache modes, threads; an image of a format in its place; a disk of nothing else.
+/// A base image reads like a file with every engine and cache mode and with several threads.
+///
+/// The base image has a format of its own, and is also served as a disk by itself.
 #[test]
 fn a_base_is_read_like_a_file() {
     let host = Host::new();
@@ -125,7 +126,7 @@ fn a_base_is_read_like_a_file() {
     same(&crate::support::nbd::Nbd::start(&itself, &args).uri(), &raw);
 }
 
-/// A cache that has a part of the room that the image needs.
+/// A cache with room for only a part of the image.
 #[test]
 fn what_was_not_used_for_longest_goes_when_there_is_no_room() {
     let host = Host::new();
@@ -150,19 +151,19 @@ fn what_was_not_used_for_longest_goes_when_there_is_no_room() {
         same(&disk.uri(), large.to_str().unwrap());
         assert!(host.kept() <= 64 << 20, "{}", host.kept());
     }
-    // What is used again and again stays.
+    // Data that is read again and again stays in the cache.
     let first = |reads: Vec<u64>| reads.iter().filter(|&&at| at == 0).count();
     let before = first(source.reads());
     for at in (0..160).step_by(2) {
         assert!(qemu_io(&disk.uri(), "read 0 4k"));
         assert!(qemu_io(&disk.uri(), &format!("read {at}M 64k")));
-        // The keeper hears of it within this time.
+        // The keeper learns of a read within this time.
         std::thread::sleep(Duration::from_millis(30));
     }
     assert!(first(source.reads()) <= before + 1);
 }
 
-/// Two images that together need more room than there is.
+/// Two images together need more space than the cache has.
 #[test]
 fn images_in_use_share_the_room() {
     let host = Host::new();
@@ -189,7 +190,7 @@ fn images_in_use_share_the_room() {
             .map(|base| base["taken"].as_u64().unwrap())
             .collect()
     };
-    // They look at each other from time to time.
+    // Each keeper checks from time to time how much space the others use.
     eventually("there is room", || {
         (kept().iter().sum::<u64>() <= 64 << 20).then_some(())
     });
@@ -224,7 +225,7 @@ fn keepers_that_are_killed_lose_nothing() {
         killer.join().unwrap()
     });
     assert!(kills >= 3, "{kills}");
-    // (What was in flight when one was killed comes again.)
+    // Stripes that were in flight when a keeper was killed are fetched again.
     assert!(
         source.reads().len() < 2 * (SIZE / STRIPE) as usize,
         "{}",
@@ -233,7 +234,7 @@ fn keepers_that_are_killed_lose_nothing() {
     assert!(!disk.log().contains("ERROR"), "{}", disk.log());
 }
 
-/// An upgrade of the server, and a change of its options, under a load that checks what it reads.
+/// The server is upgraded and its options change under a load that verifies what it reads.
 #[test]
 fn the_server_changes_while_the_image_comes() {
     let host = Host::new();
@@ -247,7 +248,7 @@ fn the_server_changes_while_the_image_comes() {
     std::thread::scope(|scope| {
         let compared = scope.spawn(|| {
             for _ in 0..4 {
-                // (Who is in the middle of the handshake is hung up on, and comes again.)
+                // A client whose handshake is in progress is disconnected, and connects again.
                 eventually("a comparison", || {
                     let compared = compare(&disk.uri(), &host.arg("base.raw"));
                     let said = String::from_utf8_lossy(&compared.stderr);

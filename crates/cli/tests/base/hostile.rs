@@ -1,10 +1,10 @@
-//! A keeper's user that lies, and one that does not listen.
+//! Tests clients of a keeper that send false messages or never read its replies.
 
 use crate::place::{Host, Source, qemu_io, same};
 use crate::support::eventually;
 use std::process::Command;
 
-/// Connects to the keeper's socket and does as the script says, with `s` for the socket.
+/// Connects to the keeper's socket and runs the script, in which `s` is the socket.
 fn user(host: &Host, script: &str) -> String {
     let place = host.listed()["directory"].as_str().unwrap().to_owned();
     let prelude = "
@@ -59,12 +59,12 @@ fn who_lies_to_the_keeper_harms_nobody_else() {
     ] {
         user(&host, &format!("s.send({lie})\nassert is_closed(s)"));
     }
-    // Any number of stripes may be said to have been used.
+    // A client may report any number of stripes as used.
     user(
         &host,
         "s.send(b'{\"Used\":[[0,4294967295],[4294967295,4294967295],[7,0]]}')",
     );
-    // The files that it has are for reading.
+    // The file descriptors that a client receives are read-only.
     user(
         &host,
         "
@@ -81,7 +81,7 @@ for fd in fds:
         pass
 ",
     );
-    // Who asks again and again, and does not listen.
+    // A client that sends request after request and reads no reply.
     user(
         &host,
         "
@@ -93,7 +93,7 @@ except (ConnectionError, TimeoutError):
     pass
 ",
     );
-    // Who wants everything at once gets it, or goes; and comes again and again.
+    // A client that connects again and again, requests everything at once, and disconnects.
     user(
         &host,
         "for n in range(300):\n    s, _ = connect()\n    s.send(b'{\"Want\":[0,192]}')",

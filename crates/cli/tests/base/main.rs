@@ -1,5 +1,6 @@
-//! Base images that come from afar as they are needed (`fathom serve --base`): the images are nbdkit's, and those
-//! who compare are QEMU's tools.
+//! Tests base images whose data is fetched on demand (`fathom serve --base`).
+//!
+//! nbdkit serves the images, and QEMU's tools compare the disks.
 
 mod away;
 mod cache;

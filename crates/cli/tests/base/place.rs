@@ -1,4 +1,4 @@
-//! A host that has a cache, and an image that is elsewhere.
+//! A host with a cache, and a base image that is elsewhere.
 
 use crate::support::nbd::Nbd;
 use crate::support::{Kept, as_arg, disk_dir, eventually, fathom, listens, stdout_of};
@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// Bytes of the image.
+/// Size of the image in bytes.
 pub const SIZE: u64 = 48 << 20;
-/// The unit that is fetched.
+/// Size in bytes of the unit that is fetched.
 pub const STRIPE: u64 = 256 << 10;
 
-/// Where no image has data.
+/// The range in which no image has data.
 const HOLE: std::ops::Range<u64> = 16 << 20..20 << 20;
 
-/// A directory with `base.raw`, what is made above it, and a cache. Its keepers end with it.
+/// A directory with `base.raw`, the images on top of it, and a cache. Dropping it kills its
+/// keepers.
 pub struct Host {
     pub dir: TempDir,
 }
@@ -40,7 +41,7 @@ impl Host {
         as_arg(&self.path(name))
     }
 
-    /// A new disk above this image of that format.
+    /// Creates a disk on top of `base`, which has that format.
     pub fn overlay(&self, name: &str, base: &str, format: &str) -> String {
         let image = self.arg(name);
         let size = SIZE.to_string();
@@ -50,14 +51,14 @@ impl Host {
         image
     }
 
-    /// Serve a disk above the image, with the cache of this host.
+    /// Serves a disk on top of the image, with the cache of this host.
     pub fn serve(&self, disk: &str, base: &str, more: &[&str]) -> Nbd {
         let cache = self.arg("cache");
         let args = ["--format", "qcow2", "--base", base, "--base-cache", &cache];
         Nbd::start(disk, &[&args, more].concat())
     }
 
-    /// The keepers of this host's images.
+    /// Returns the process ids of the keepers of this host's images.
     pub fn keepers(&self) -> Vec<i32> {
         let cache = self.arg("cache");
         let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
@@ -70,17 +71,17 @@ impl Host {
         pids.filter(is_ours).collect()
     }
 
-    /// kill -9; how many there were.
+    /// Kills the keepers with SIGKILL. Returns how many there were.
     pub fn kill_keepers(&self) -> usize {
         let keepers = self.keepers();
         for keeper in &keepers {
-            // SAFETY: no memory.
+            // SAFETY: kill(2) accesses no memory.
             unsafe { libc::kill(*keeper, libc::SIGKILL) };
         }
         keepers.len()
     }
 
-    /// What `fathom base list` says of the only image.
+    /// Returns what `fathom base list` reports for the only image.
     pub fn listed(&self) -> serde_json::Value {
         let all = stdout_of(&["base", "list", "--json", "--base-cache", &self.arg("cache")]);
         let mut all: serde_json::Value = serde_json::from_str(&all).unwrap();
@@ -90,7 +91,7 @@ impl Host {
             .unwrap_or_default()
     }
 
-    /// Bytes of the image that are kept.
+    /// Returns how many bytes of the image are cached.
     pub fn kept(&self) -> u64 {
         self.listed()["taken"].as_u64().unwrap_or(0)
     }
@@ -113,7 +114,9 @@ fn noise(seed: u64) -> Vec<u8> {
     words.collect()
 }
 
-/// Who has the image, and notes what is read: nbdkit; or Fathom, which survives that its clients are killed.
+/// A server of the image that logs all reads.
+///
+/// The server is nbdkit, or Fathom, which survives when its clients are killed.
 pub struct Source {
     _child: Kept,
     socket: PathBuf,
@@ -121,7 +124,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Serve `image`, each read of which takes so many milliseconds.
+    /// Serves `image` by nbdkit; each read takes `delay_ms` milliseconds.
     pub fn start(host: &Host, image: &Path, delay_ms: u32) -> Source {
         let mut nbdkit = Command::new("nbdkit");
         let filters = ["--filter=log", "--filter=delay"];
@@ -136,7 +139,7 @@ impl Source {
         Source::run(host, &mut nbdkit)
     }
 
-    /// Likewise, by Fathom.
+    /// Serves `image` by Fathom; each read takes `delay_ms` milliseconds.
     pub fn sturdy(host: &Host, image: &Path, delay_ms: u32) -> Source {
         let mut server = fathom();
         server.arg("serve").arg(image).arg("--readonly");
@@ -162,7 +165,7 @@ impl Source {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
-    /// Where what has been read begins, in order.
+    /// Returns the offsets of all reads so far, in order.
     pub fn reads(&self) -> Vec<u64> {
         let log = fs::read_to_string(&self.log).unwrap();
         let number = |text: &str| match text.strip_prefix("0x") {
@@ -188,13 +191,13 @@ pub fn compare(a: &str, b: &str) -> Output {
     Command::new("qemu-img").args(args).output().unwrap()
 }
 
-/// QEMU finds the same in both.
+/// Asserts that QEMU reads the same data from both.
 pub fn same(a: &str, b: &str) {
     let compared = compare(a, b);
     assert!(compared.status.success(), "{compared:?}");
 }
 
-/// Reads or writes by QEMU; whether it could.
+/// Reads or writes with qemu-io. Returns whether it succeeded.
 pub fn qemu_io(uri: &str, command: &str) -> bool {
     let mut qemu_io = Command::new("qemu-io");
     if command.starts_with("read") {
@@ -207,7 +210,7 @@ pub fn qemu_io(uri: &str, command: &str) -> bool {
     output.status.success()
 }
 
-/// Writes the same to the disk and to a file.
+/// Writes the same data to the disk and to a file.
 pub fn write_both(uri: &str, file: &Path, at: u64, len: u64) {
     assert!(qemu_io(uri, &format!("write -P 0x5a {at} {len}")));
     let file = File::options().write(true).open(file).unwrap();

@@ -1,4 +1,4 @@
-//! Images on web servers and in S3, as they are and in archives.
+//! Tests base images on web servers and in S3, as plain files and in archives.
 
 use crate::place::{Host, qemu_io, same};
 use crate::support::nbd::Nbd;
@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A web server for this directory, which answers requests for ranges.
+/// Starts a web server for this directory; it supports range requests.
 fn web(dir: &Path) -> (Kept, String) {
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -32,7 +32,7 @@ fn web(dir: &Path) -> (Kept, String) {
     (server, format!("http://127.0.0.1:{port}"))
 }
 
-/// A disk above the image, by a program that has this environment; it reads all of the image.
+/// Serves a disk on top of the image with this command, and reads the whole image.
 fn try_it(host: &Host, fathom: Command, base: &str, format: &str) -> Nbd {
     let disk = host.overlay("disk", base, format);
     let cache = host.arg("cache");
@@ -57,7 +57,7 @@ fn an_image_comes_from_a_bucket_and_from_an_archive_there() {
     assert!(archive_it.status().unwrap().success());
     let manifest = "s3://bucket/archive/images/base.manifest";
     let disk = try_it(&host, s3.fathom(), manifest, "raw");
-    // Nobody is left to ask.
+    // All data is cached, so the source is no longer needed.
     drop(s3);
     same(&disk.uri(), &host.arg("base.raw"));
     assert!(!disk.log().contains("ERROR"), "{}", disk.log());
@@ -84,14 +84,14 @@ fn an_image_comes_from_a_web_server_until_it_is_another_one() {
     let more = ["--base-fetch", "off", "--server-reconnect", "1s"];
     let disk = host.serve(&disk, &url, &more);
     assert!(qemu_io(&disk.uri(), "read 0 1M"));
-    // One of the same size, which nobody but the server tells from it.
+    // The new image has the same size; only the server's metadata shows the change.
     let modified = File::options().write(true).open(&image).unwrap();
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(10);
     modified.set_modified(later).unwrap();
     assert!(!qemu_io(&disk.uri(), "read 40M 4k"));
     assert!(qemu_io(&disk.uri(), "read 0 1M"));
     assert!(disk.log().contains("changed since"), "{}", disk.log());
-    // That is not forgotten when there was no room for what was kept.
+    // The keeper still detects the change after the cached data was removed.
     drop(disk);
     eventually("the keeper's end", || {
         host.keepers().is_empty().then_some(())
@@ -112,7 +112,7 @@ fn an_image_comes_from_a_web_server_until_it_is_another_one() {
     );
 }
 
-/// Whoever knows a signature may read the image.
+/// A signed address gives anybody access to the image.
 #[test]
 fn signature_in_an_address_is_shown_nowhere() {
     const SECRET: &str = "s3cr3t";
@@ -160,7 +160,7 @@ fn signature_in_an_address_is_shown_nowhere() {
     hides("error", &String::from_utf8_lossy(&output.stderr));
 }
 
-/// An archive in a directory, whose stripes are damaged one after the other.
+/// An archive in a directory, all of whose stripes are damaged.
 #[test]
 fn stripes_that_are_damaged_never_reach_a_guest() {
     let host = Host::new();
@@ -184,7 +184,7 @@ fn stripes_that_are_damaged_never_reach_a_guest() {
             .stdin(Stdio::null());
         assert!(find.status().unwrap().success());
     };
-    // Half of them are cut, and one byte of each of the others is another one.
+    // Every second stripe is truncated; each of the others has one changed byte.
     find(
         "n=0; for f in stripes/*/*; do n=$((n + 1)); cp \"$f\" \"$f.kept\"
          if [ $((n % 2)) = 0 ]; then truncate -s -1 \"$f\"

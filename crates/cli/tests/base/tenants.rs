@@ -1,4 +1,4 @@
-//! Tenants share an image, and none of them can spoil it for the others.
+//! Tests that tenants share a base image, and that no tenant can damage it for the others.
 
 use crate::place::{Host, SIZE, STRIPE, Source};
 use crate::support::{Served, eventually, fathom, short_dir, stdout_of};
@@ -54,7 +54,7 @@ fn tenants_share_what_only_its_keeper_can_write_to() {
     assert_eq!(source.reads().len(), once);
     let keepers = host.keepers();
     assert_eq!(keepers.len(), 1);
-    // What they have of the cache is open for reading only.
+    // The tenants have opened the files of the cache read-only.
     let tenants = Command::new("pgrep")
         .args(["-f", "^fathom-tenant"])
         .output()
@@ -89,7 +89,7 @@ fn tenants_share_what_only_its_keeper_can_write_to() {
         }
     }
     assert!(found >= 4, "{found}");
-    // A keeper that has ended is found again by way of the supervisor.
+    // After the keeper has ended, tenants reach a new one through the supervisor.
     host.kill_keepers();
     read("b");
     eventually("another keeper", || {

@@ -1,4 +1,4 @@
-//! What is said of a base image: options, profiles.
+//! Tests the options of base images, and profiles of what boots read.
 
 use crate::place::{Host, Source, qemu_io};
 use crate::support::{eventually, refused, stdout_of};
@@ -51,7 +51,7 @@ fn options_that_do_not_go_together_are_told() {
         );
         assert_eq!(said.lines().count(), 1, "{said}");
     }
-    // An image is not opened by what another one says.
+    // A remote image is not opened only because another image names it as its backing file.
     refused(
         1,
         &[
@@ -66,7 +66,7 @@ fn options_that_do_not_go_together_are_told() {
     );
 }
 
-/// What a boot reads is recorded, and comes first where it is known.
+/// The reads of a boot are recorded in a profile. With that profile, they are fetched first.
 #[test]
 fn what_boots_read_is_fetched_first() {
     let host = Host::new();
@@ -80,7 +80,7 @@ fn what_boots_read_is_fetched_first() {
     let read = [0, 40, 30, 44, 8, 22, 12, 35, 27, 5];
     for at in read {
         assert!(qemu_io(&disk.uri(), &format!("read {at}M 4k")));
-        // In the order in which the keeper hears of it.
+        // The pause makes the reads reach the keeper in this order.
         std::thread::sleep(std::time::Duration::from_millis(300));
     }
     drop(disk);
@@ -108,7 +108,7 @@ fn what_boots_read_is_fetched_first() {
     });
     let mut reads = source.reads().split_off(before);
     reads.truncate(read.len());
-    // (Those that are in flight together come in any order.)
+    // Reads that are in flight together may arrive in any order.
     reads.sort_unstable();
     let mut wanted = order;
     wanted.sort_unstable();

@@ -1,9 +1,9 @@
-//! Whether what a link leads to is there.
+//! Checks that the targets of links exist.
 
 use super::pages::Page;
 use std::path::{Component, Path, PathBuf};
 
-/// Those that lead nowhere. (What is elsewhere is not looked for: a test has no network.)
+/// Returns the links without a target. Links to other hosts are skipped: a test has no network.
 pub fn wrong(root: &Path, pages: &[Page]) -> Vec<String> {
     let links = pages.iter().flat_map(|page| {
         let links = page.links.iter();
@@ -22,7 +22,7 @@ fn leads_somewhere(root: &Path, pages: &[Page], page: &Page, link: &str) -> bool
         "" => PathBuf::from(&page.path),
         _ => plain(&folder.join(file)),
     };
-    // The book has no more than its folder, and this page is made with it.
+    // The book contains only the folder `docs`; `docs/commands.md` is generated with the book.
     let is_of_book = page.path.starts_with("docs/");
     if is_of_book && !path.starts_with("docs") {
         return false;
@@ -38,7 +38,7 @@ fn leads_somewhere(root: &Path, pages: &[Page], page: &Page, link: &str) -> bool
     }
 }
 
-/// Without `..`.
+/// Resolves `.` and `..` without reading the file system.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {

@@ -1,5 +1,5 @@
-//! The documentation, as those meet it who read it: its links lead somewhere, its commands do what
-//! they are shown to do, and the book has all of its pages.
+//! Tests the documentation: links have targets, commands do what the pages say, and the book
+//! contains all of its pages.
 
 mod links;
 mod pages;
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{iter, thread};
 
-/// Of the repository.
+/// Returns the root of the repository.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
@@ -31,7 +31,7 @@ fn the_contents_have_each_page_once() {
     for link in &contents.links {
         *listed.entry(format!("docs/{link}")).or_default() += 1;
     }
-    // The one page that is made with the book.
+    // The only page that is generated with the book.
     assert_eq!(listed.remove("docs/commands.md"), Some(1));
     let pages = pages::all(root());
     let there = pages.iter().map(|page| page.path.as_str());
@@ -44,7 +44,7 @@ fn the_contents_have_each_page_once() {
 fn what_a_page_shows_can_be_done() {
     let pages = &pages::all(root());
     let next = &AtomicUsize::new(0);
-    // What they show waits more than it works.
+    // The pages' commands wait more than they compute, so several pages run at a time.
     let some = || {
         let next = || pages.get(next.fetch_add(1, Ordering::Relaxed));
         iter::from_fn(next).filter_map(run::all_of).collect()

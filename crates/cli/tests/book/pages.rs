@@ -1,4 +1,4 @@
-//! Pages of the documentation, and what is in them.
+//! Parses the pages of the documentation.
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 use std::fs;
@@ -7,11 +7,11 @@ use std::path::Path;
 const INDENTED: &str = "sh elsewhere";
 
 pub struct Page {
-    /// From the repository's root.
+    /// Path relative to the root of the repository.
     pub path: String,
-    /// Where links lead, pictures among them.
+    /// Targets of links and pictures.
     pub links: Vec<String>,
-    /// What links can lead to, on this page.
+    /// Anchors on this page that links can lead to.
     pub anchors: Vec<String>,
     pub blocks: Vec<Block>,
 }
@@ -19,20 +19,20 @@ pub struct Page {
 /// A block of code: a script, or a file.
 pub struct Block {
     pub line: usize,
-    /// Of a script: how it is run.
+    /// How to run the block, if it is a script.
     words: Vec<String>,
-    /// Of a file: its name.
+    /// Name of the file, if the block is one.
     pub file: Option<String>,
     pub text: String,
 }
 
 impl Block {
-    /// Whether it is to be run so.
+    /// Returns whether the block is marked with this word.
     pub fn is(&self, how: &str) -> bool {
         self.words.iter().any(|word| word == how)
     }
 
-    /// By its language, and what stands behind that; None: it is there to be read.
+    /// Parses a block's info string. Returns `None` for a block that is only to be read.
     fn begun(info: &str, line: usize) -> Option<Block> {
         let mut words = info.split_whitespace().map(str::to_owned);
         let is_script = words.next()? == "sh";
@@ -50,7 +50,7 @@ impl Block {
     }
 }
 
-/// The README, and the book.
+/// Returns the README and the pages of the book.
 pub fn all(root: &Path) -> Vec<Page> {
     let mut paths = vec!["README.md".to_owned()];
     for folder in ["docs", "docs/img"] {
@@ -86,7 +86,7 @@ impl Page {
                     page.anchors.push(anchor(&heading));
                 }
                 Event::Start(Tag::CodeBlock(kind)) => {
-                    // What is only indented is there to be read.
+                    // Indented blocks are only to be read.
                     let info = match &kind {
                         CodeBlockKind::Fenced(info) => info,
                         CodeBlockKind::Indented => INDENTED,
@@ -100,7 +100,7 @@ impl Page {
                         to.push_str(&text);
                     }
                 }
-                // What prepares the next block, and need not be read.
+                // A comment that prepares the next block; readers need not see it.
                 Event::Start(Tag::HtmlBlock) => {
                     let comment = text[range.clone()].trim_end().strip_suffix("-->");
                     let comment = comment.and_then(|comment| comment.strip_prefix("<!-- "));
@@ -118,7 +118,7 @@ impl Page {
     }
 }
 
-/// As those make it who show the pages.
+/// Returns the anchor of a heading, as the programs that render the pages derive it.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter_map(|one| match one {
         ' ' => Some('-'),

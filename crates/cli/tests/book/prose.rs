@@ -1,4 +1,4 @@
-//! The language of the documentation, by `tools/prose.py`.
+//! Checks the language of the documentation with `tools/prose.py`.
 
 use super::root;
 use std::process::Command;

@@ -1,11 +1,11 @@
-//! What pages show, done: one shell for all of a page.
+//! Runs what the pages show: all commands of a page in one shell.
 //!
-//! A block of another language that has a file's name is written to that file. What stands behind `sh`
-//! says how a script is run: `server` is started and goes on beside what follows, `fails` has
-//! to fail, and `elsewhere` needs what a test has not (a package's installation, another VMM, an hour),
-//! so that only the arguments of `fathom` are looked at, by a test beside them.
+//! A block of another language that has a file name is written to that file. The words after `sh`
+//! say how a script is run: `server` runs in the background, and `fails` must fail. `elsewhere`
+//! needs what a test does not have, such as a package's installation, another VMM, or an hour.
+//! Another test checks only the arguments of `fathom` in such a block.
 //!
-//! A comment that begins with `<!-- sh` is such a block, which readers need not see.
+//! A comment that begins with `<!-- sh` is such a block that readers need not see.
 
 use super::pages::Page;
 use std::fmt::Write as _;
@@ -16,8 +16,10 @@ use std::{env, fs};
 /// Timeout of a page in seconds. Only a hang reaches it.
 const LIMIT: &str = "600";
 
-/// What all of them can use. The machine's own directories and ports are not touched, nor those of other pages:
-/// these are empty ones.
+/// Commands that run before each page.
+///
+/// The commands give the page empty directories and ports of its own, so that it touches neither
+/// those of the machine nor those of other pages.
 const BEFORE: &str = r#"
 set -eu
 mount -t tmpfs none /run
@@ -45,7 +47,7 @@ begin() {
 }
 "#;
 
-/// What went wrong; None: nothing.
+/// Runs a page. Returns what went wrong, if anything.
 pub fn all_of(page: &Page) -> Option<String> {
     let blocks = page.blocks.iter();
     let blocks: Vec<_> = blocks.filter(|block| !block.is("elsewhere")).collect();
@@ -79,7 +81,7 @@ pub fn all_of(page: &Page) -> Option<String> {
     let program = env!("CARGO_BIN_EXE_fathom");
     let programs = program.strip_suffix("/fathom").unwrap();
     let path = format!("{programs}:{}:/usr/sbin:/sbin", env::var("PATH").unwrap());
-    // All that it starts ends with it: they are in a world of processes of its own.
+    // The processes that a page starts end with it: they are in a PID namespace of their own.
     let mut command = Command::new("timeout");
     command.args([
         "--signal=KILL",
@@ -108,7 +110,7 @@ pub fn all_of(page: &Page) -> Option<String> {
     })
 }
 
-/// What the servers of a page have logged, in the order in which they were started.
+/// Returns the logs of a page's servers, in the order in which they were started.
 fn all_logs(dir: &Path) -> String {
     let numbers = (1..).map(|number| (number, dir.join(format!("{number}"))));
     let logs = numbers.map_while(|(number, path)| Some((number, fs::read(path).ok()?)));

@@ -1,4 +1,4 @@
-//! Who may ask from another host, and what.
+//! Tests which remote clients may query a server, and what they may query.
 
 use super::{address, fleet, host};
 use crate::support::certificates::Certificates;
@@ -62,7 +62,7 @@ fn those_who_are_known_look_and_nobody_changes_anything() {
             "{who}: {tried:?}"
         );
     }
-    // By fathom itself, the refusal names the host.
+    // `fathom` itself reports the rejection with the name of the host.
     let stranger = certificates.path("stranger");
     let list = [
         "fleet",
@@ -73,7 +73,7 @@ fn those_who_are_known_look_and_nobody_changes_anything() {
         &stranger,
     ];
     refused(1, &list, &[&address]);
-    // A server that is somebody else.
+    // The server's certificate is for another name.
     let other = ["--tls-hostname", "other.example"];
     let client = certificates.path("client");
     let list = [
@@ -89,7 +89,7 @@ fn those_who_are_known_look_and_nobody_changes_anything() {
         &[&list[..], &other].concat(),
         &[&address, "other.example"],
     );
-    // All the same it is there.
+    // The host can be reached nevertheless.
     let listed = fleet(&certificates, "list", &address, &[]);
     assert_eq!(listed["hosts"][0]["disks"][0]["name"], "d");
 }
@@ -98,14 +98,14 @@ fn those_who_are_known_look_and_nobody_changes_anything() {
 fn a_successor_is_asked_at_the_same_place_with_certificates_of_its_own() {
     let certificates = Certificates::new();
     let (served, address) = host(&certificates, DISK);
-    // They have been renewed, badly: all goes on as it was.
+    // The renewed certificates are invalid, so the server keeps the old ones.
     let cert = certificates.dir("server").join("server-cert.pem");
     let good = fs::read(&cert).unwrap();
     fs::write(&cert, "nothing").unwrap();
     let api = served.api();
     refused(1, &["upgrade", &api], &["server-cert.pem"]);
     fleet(&certificates, "list", &address, &[]);
-    // Then well: by another authority, to be seen.
+    // The new certificates are valid. Another authority has signed them, so the change is visible.
     fs::write(&cert, good).unwrap();
     let renewed = Certificates::new();
     for name in ["server-cert.pem", "server-key.pem", "ca-cert.pem"] {
@@ -118,7 +118,7 @@ fn a_successor_is_asked_at_the_same_place_with_certificates_of_its_own() {
     served.upgrade();
     let listed = fleet(&renewed, "list", &address, &[]);
     assert_eq!(listed["hosts"][0]["disks"][0]["name"], "d");
-    // Those of before are not let in any more, whatever they believe themselves.
+    // Clients with the old certificates are rejected, even if they do not verify the server.
     let before = curl(
         &certificates,
         "client",
@@ -182,7 +182,7 @@ fn options_that_make_no_sense_are_refused() {
         &["serve", "--config", &as_arg(&config)],
         &["[api]", "needs certificates"],
     );
-    // Those who ask.
+    // The options of the client.
     let client = certificates.path("client");
     for (args, words) in [
         (
@@ -203,7 +203,7 @@ fn options_that_make_no_sense_are_refused() {
     }
 }
 
-/// Connections that never say anything hold up nobody, and take the place of nobody who is known.
+/// Silent connections delay no other client and do not replace an authenticated one.
 #[test]
 fn those_who_hang_keep_nobody_out() {
     let certificates = Certificates::new();
@@ -215,7 +215,7 @@ fn those_who_hang_keep_nobody_out() {
     let args = [&["/v1/live?interval=500ms"], &live[..], &[&lines]].concat();
     let known: Vec<_> = std::thread::scope(|scope| {
         let known = scope.spawn(|| curl(&certificates, "client", &at, &args));
-        // Until its handshake is over it is a stranger like all others, and may have to go.
+        // Until its handshake is complete, a client counts as a stranger and may be disconnected.
         crate::support::eventually("it is told", || {
             fs::read(&lines).ok().filter(|lines| !lines.is_empty())
         });
@@ -226,7 +226,7 @@ fn those_who_hang_keep_nobody_out() {
         silent.extend((0..200).map(connect));
         vec![known.join().unwrap()]
     });
-    // It has listened for as long as it wanted to (curl's 28).
+    // The client stayed connected until its own time limit (status 28 of curl).
     assert_eq!(known[0].status.code(), Some(28), "{known:?}");
     assert!(fs::read_to_string(&lines).unwrap().lines().count() >= 3);
 }

@@ -1,4 +1,4 @@
-//! Loads of many hosts that begin together.
+//! Tests loads of several hosts that begin together.
 
 use super::nbd;
 use crate::support::certificates::Certificates;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs::File;
 use std::process::{Command, Stdio};
 
-/// A host's disk, whose reads take so many milliseconds, and its agent.
+/// A host with an agent and a disk, whose reads take a given number of milliseconds.
 struct Host {
     served: Served,
     agent: Kept,
@@ -15,7 +15,7 @@ struct Host {
     _dir: tempfile::TempDir,
 }
 
-/// Waits for clients, with that to load; and where.
+/// Starts an agent that waits for clients and loads `uri`. Also returns the agent's address.
 fn agent(certificates: &Certificates, uri: &str) -> (Kept, String, tempfile::TempDir) {
     let dir = short_dir();
     let log = dir.path().join("log");
@@ -49,7 +49,7 @@ impl Host {
         }
     }
 
-    /// Reads that its disk has had.
+    /// Returns the number of reads that the disk has completed.
     fn reads(&self) -> u64 {
         let said = stdout_of(&["stats", &self.served.api(), "--json"]);
         let summary: Value = serde_json::from_str(&said).unwrap();
@@ -98,7 +98,7 @@ fn loads_begin_together_and_are_merged() {
         (&"read".into(), Some(800))
     );
     assert_eq!((quick.reads(), slow.reads()), (400, 400));
-    // Half of them were slow: the middle is between the two, the end is the slow one's.
+    // Half of the reads were slow: the median lies between both hosts, and p90 is the slow host's.
     let of = |name: &str| read[name].as_f64().unwrap();
     assert!(of("p90_ns") >= 39e6 && of("p50_ns") <= 42e6, "{read}");
     let mean = |index: usize| {
@@ -142,7 +142,7 @@ fn a_load_that_one_host_cannot_have_begins_nowhere() {
         ],
     );
     assert_eq!(one.reads(), 0);
-    // Its client is killed: it ends, and is free.
+    // After its client is killed, the agent stops the load and accepts another client.
     drop(busy);
     eventually("it is free", || {
         run(&[&ask[..], &["--number-ios", "8"]].concat())
@@ -150,7 +150,7 @@ fn a_load_that_one_host_cannot_have_begins_nowhere() {
             .success()
             .then_some(())
     });
-    // What cannot be is said by those who know.
+    // Invalid options are rejected by the side that knows them.
     let wrong = ["--bs", "100"];
     refused(
         1,
@@ -166,7 +166,7 @@ fn a_load_that_one_host_cannot_have_begins_nowhere() {
     ] {
         refused(1, &[&ask[..], &args].concat(), &[words]);
     }
-    // Nobody is there, or nobody who is known.
+    // The agent has ended, or does not know the client.
     drop(other.agent);
     refused(1, &ask, &[&other.address, "no load was started"]);
     let stranger = certificates.path("stranger");
@@ -206,7 +206,7 @@ fn a_load_ends_early_and_without_a_host_that_dies() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // Past its first second, which is not measured.
+        // The first second is not measured, so wait for its end.
         eventually("it runs", || (one.reads() > before + 1200).then_some(()));
         load
     };
@@ -253,7 +253,7 @@ fn a_load_ends_early_and_without_a_host_that_dies() {
     assert_eq!(told["hosts"][0]["host"], *one.address);
 }
 
-/// fio adds up how many there were, which is what is held against.
+/// fio adds up the hosts' requests, and the test compares these sums.
 #[test]
 fn fio_has_its_hosts_begin_together_too() {
     let dir = crate::support::disk_dir();
@@ -309,7 +309,7 @@ fn fio_has_its_hosts_begin_together_too() {
     assert_eq!(run(&["bench", "--client", &hosts]).status.code(), Some(2));
 }
 
-/// Both have their requests counted by one limit: what one does not get, the other does.
+/// One limit counts the requests of both disks: what one disk does not get, the other gets.
 #[test]
 fn a_neighbour_that_is_noisy_is_seen() {
     let certificates = Certificates::new();

@@ -1,4 +1,4 @@
-//! Many hosts as one view: servers that are asked from other hosts, by TLS.
+//! Tests `fathom fleet`: servers on several hosts are queried through TLS and shown together.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -12,7 +12,9 @@ use serde_json::Value;
 use support::certificates::Certificates;
 use support::{Served, stdout_of};
 
-/// A server that other hosts may ask, and where. Its NBD clients connect at `n`.
+/// Starts a server that other hosts may query; its NBD clients connect at `n`.
+///
+/// Also returns the server's address.
 fn host(certificates: &Certificates, disks: &str) -> (Served, String) {
     let of_api = format!(
         ", listen = '127.0.0.1:0', tls-certificates = '{}'",
@@ -31,7 +33,7 @@ fn address(served: &mut Served) -> String {
     at.split_whitespace().next().unwrap().to_owned()
 }
 
-/// What `fathom fleet` says of these hosts, as JSON.
+/// Returns the output of `fathom fleet` for these hosts, as JSON.
 fn fleet(certificates: &Certificates, command: &str, hosts: &str, more: &[&str]) -> Value {
     let client = certificates.path("client");
     let args = [

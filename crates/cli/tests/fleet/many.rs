@@ -1,4 +1,4 @@
-//! Fifty of them, and some that are down.
+//! Tests `fathom fleet` with fifty hosts, and with some that are down.
 
 use super::{fleet, host, nbd};
 use crate::support::certificates::Certificates;
@@ -11,10 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const HOSTS: usize = 50;
-/// Requests for each disk.
+/// Number of requests for each disk.
 const N: u64 = 40;
 
-/// All of them, and their addresses. The disks of one are slow.
+/// Starts all hosts. Returns their servers and addresses. The disks of one host are slow.
 fn start(certificates: &Certificates) -> Vec<(Served, String)> {
     let one = |n: usize| {
         let filter = match n {
@@ -59,7 +59,8 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
         stdout_of(&[&read[..], &[&nbd(served, "a")]].concat());
         stdout_of(&[&read[..], &[&nbd(served, "b")]].concat());
     }
-    // Nobody is there; somebody never answers; somebody says something else.
+    // Nobody listens at the first address, the second server never replies, and the third speaks
+    // another protocol.
     let nobody = "127.0.0.1:1".parse::<SocketAddr>().unwrap();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -78,7 +79,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
     let patience = ["--timeout", "8s"];
     let begun = Instant::now();
     let listed = fleet(&certificates, "list", &hosts, &patience);
-    // It has waited for who hangs, and for nobody else.
+    // The command waited for the silent host, and for no other.
     assert!(
         begun.elapsed() < Duration::from_secs(120),
         "{:?}",
@@ -106,7 +107,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
         (Some(50), Some(100))
     );
     assert_eq!(failed(&told), down);
-    // As each says of its own.
+    // The total equals the sum of what each host reports itself.
     let own = servers.iter().map(|(served, _)| {
         let of_disk = |disk| {
             let said = stdout_of(&["stats", &served.api(), "--disk", disk, "--json"]);
@@ -118,7 +119,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
         (count(&told["summary"]), own.sum::<u64>()),
         (HOSTS as u64 * N, HOSTS as u64 * N)
     );
-    // 2 of 100 disks are slow: half of the requests are quick, and 99 of 100 are not.
+    // 2 of 100 disks are slow, so the median is quick and p99 is slow.
     let total = told["summary"]["operations"][0]["stages"]
         .as_array()
         .unwrap()
@@ -139,7 +140,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
     assert_ne!(slow[0]["disk"], slow[1]["disk"]);
 
     top(&certificates, &hosts, &servers[7]);
-    // People are told, too.
+    // The output for people reports the same failures.
     let client = certificates.path("client");
     let list = [
         "fleet",
@@ -163,7 +164,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
     );
     assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 101);
     hosts_that_are_down_hold_up_nobody(&certificates, &hosts);
-    // One that is all there is.
+    // The only host is down.
     let nobody = nobody.to_string();
     let top = [
         "fleet",
@@ -189,7 +190,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
     );
 }
 
-/// All of them, while one is busy.
+/// Checks `fathom fleet top` for all hosts while one of them is busy.
 fn top(certificates: &Certificates, hosts: &str, busy: &(Served, String)) {
     let uri = nbd(&busy.0, "b");
     let mut load = crate::support::fathom();
@@ -227,7 +228,7 @@ fn top(certificates: &Certificates, hosts: &str, busy: &(Served, String)) {
     });
 }
 
-/// They are waited for once.
+/// Hosts that are down are waited for only once.
 fn hosts_that_are_down_hold_up_nobody(certificates: &Certificates, hosts: &str) {
     let client = certificates.path("client");
     let top = [
@@ -248,11 +249,11 @@ fn hosts_that_are_down_hold_up_nobody(certificates: &Certificates, hosts: &str) 
     });
     let times: Vec<_> = times.collect();
     assert_eq!(times.len(), 4);
-    // Two intervals later, however many are waited for at first.
+    // The later intervals are not delayed, however long the first one was.
     assert!(times[3] - times[1] < 4000, "{times:?}");
 }
 
-/// A server tells its names as it likes.
+/// A server may report any name, even one with control characters for the terminal.
 #[test]
 fn names_do_nothing_to_a_terminal() {
     let certificates = Certificates::new();
@@ -269,7 +270,7 @@ fn names_do_nothing_to_a_terminal() {
         &client,
     ]);
     assert!(said.contains("[2J") && !said.contains('\u{1b}'), "{said:?}");
-    // However it is named, it is one.
+    // A host that is given under two names is listed once.
     let port = address.rsplit(':').next().unwrap();
     let twice = format!("localhost:{port},LOCALHOST:{port}");
     let listed = fleet(&certificates, "list", &twice, &[]);

@@ -1,4 +1,4 @@
-//! Requests that go on to another host's server, followed there and back.
+//! Tests the breakdown of requests that a server forwards to a server on another host.
 
 use crate::support::{Served, eventually, refused, stdout_of};
 use fathom_testing::{decide, outrank_other_programs};
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 const MS: u64 = 1_000_000;
 
-/// What takes time, and where.
+/// The delays, by where they occur.
 const OUT: Duration = Duration::from_millis(10);
 const BACK: Duration = Duration::from_millis(20);
 const FILTER: u64 = 15 * MS;
-/// Of every other request.
+/// Delay of every other request.
 const STORAGE: u64 = 25 * MS;
 
-/// A link that takes its time, as much in one direction and as much in the other.
+/// Starts a link that delays data by a different time in each direction. Returns its address.
 fn link(to: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -60,7 +60,7 @@ fn receive(from: &mut TcpStream, sender: &Sender<(Instant, Vec<u8>)>, delay: Dur
     }
 }
 
-/// A server on the far side of the link, and one on this side.
+/// A server on the far side of the link, and a server on this side.
 struct Two {
     remote: Served,
     near: Served,
@@ -83,7 +83,7 @@ impl Two {
         Two { remote, near }
     }
 
-    /// Records on both sides, the remote one for longer; the two run directories.
+    /// Records on both sides, the remote one for longer. Returns the two run directories.
     fn record(&self) -> [String; 2] {
         let runs = [self.near.arg("near.run"), self.near.arg("remote.run")];
         let of = |served: &Served, seconds, run: &str| {
@@ -117,7 +117,7 @@ fn joined(args: &[&str]) -> Value {
     runs
 }
 
-/// The figure of a layer, in ns.
+/// Returns the figure of a layer in ns.
 fn layer(run: &Value, name: &str, figure: &str) -> u64 {
     let layers = run["exact"]["layers"].as_array().unwrap();
     let row = layers.iter().find(|row| row["layer"] == name);
@@ -152,7 +152,7 @@ fn find_each_delay() {
     ] {
         assert_eq!(truth[fault], 0, "{fault}: {truth}");
     }
-    // Both ways together are exact; what is of which is known as well as the clocks are.
+    // The sum of both directions is exact. Its two parts are only as exact as the clocks.
     let [out, back] = ["network_out", "network_back"].map(|name| layer(&run, name, "p50"));
     let both = (OUT + BACK).as_nanos() as u64;
     is_within_a_twentieth(out + back, both);
@@ -163,13 +163,13 @@ fn find_each_delay() {
     is_within_a_twentieth(layer(&run, "remote_queue", "p50"), FILTER);
     is_within_a_twentieth(layer(&run, "remote_device", "p90"), STORAGE);
     assert!(layer(&run, "remote_device", "p50") < STORAGE * 21 / 20);
-    // The layers add up.
+    // The layers add up to the total.
     let layers = run["exact"]["layers"].as_array().unwrap();
     let mean = |row: &Value| row["time"]["mean"].as_f64().unwrap();
     let sum: f64 = layers.iter().map(mean).sum();
     let total = run["exact"]["total"]["mean"].as_f64().unwrap();
     assert!((sum - total).abs() < 10.0, "{sum} of {total}");
-    // So it is told.
+    // The report names these layers.
     let told = stdout_of(&["report", &output]);
     for words in [
         "the network, there and back",
@@ -178,7 +178,7 @@ fn find_each_delay() {
     ] {
         assert!(told.contains(words), "{words}: {told}");
     }
-    // The near one alone says where the rest is to be had.
+    // The report of the near server alone says how to get the rest.
     let alone = stdout_of(&["report", &near]);
     let words = alone.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("fathom breakdown --server"), "{alone}");

@@ -1,4 +1,4 @@
-//! `fathom img amend` next to qemu-img.
+//! Compares `fathom img amend` with qemu-img.
 
 use crate::pair::Pair;
 use crate::place::Place;
@@ -7,7 +7,7 @@ use crate::{create, qemu_img, qemu_json};
 use serde_json::Value;
 use std::fs;
 
-/// What a qcow2 image is like.
+/// Returns the properties of a qcow2 image that are specific to the format.
 fn features(path: &str) -> Value {
     qemu_json(&["info", "--output=json", path])["format-specific"]["data"].clone()
 }
@@ -52,7 +52,7 @@ fn options_become_what_qemu_makes_of_them() {
     ];
     for (made, amends) in ways {
         let pair = Pair::new(made, false);
-        // (The refcount table of the smallest clusters has to grow.)
+        // With the smallest clusters, the refcount table has to grow.
         pair.io(&["write -P 1 0 2M", "write -P 2 1300k 5k"]);
         for options in amends {
             pair.both(&["amend", "-f", "qcow2", "-o", options, "{}"]);
@@ -66,7 +66,7 @@ fn options_become_what_qemu_makes_of_them() {
     }
 }
 
-/// The first snapshot of an image has no extra data, which version 3 needs.
+/// Removes the extra data of the first snapshot, which version 3 requires.
 fn as_before_2012(path: &str) {
     let mut bytes = fs::read(path).unwrap();
     let number = |bytes: &[u8], at: usize, len: usize| {

@@ -1,4 +1,4 @@
-//! Images in archives, next to qemu-img's idea of what they are.
+//! Tests archives of images, with qemu-img as the reference.
 
 use crate::place::{MIB, Place, raw};
 use crate::qemu_img;
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// What the last line of `--json` says.
+/// Runs `img archive --json`. Returns the last line of its output.
 fn archived(args: &[&str]) -> Value {
     let said = stdout_of(&[&["img", "archive", "--json"], args].concat());
     serde_json::from_str(said.lines().last().expect("an end")).expect("JSON")
@@ -20,21 +20,21 @@ fn manifest(archive: &str, name: &str) -> String {
     format!("{archive}/images/{name}.manifest")
 }
 
-/// The stripes of an archive in a directory.
+/// Returns the paths of the stripes of an archive in a directory.
 fn stripes(archive: &str) -> Vec<PathBuf> {
     let Ok(dirs) = fs::read_dir(format!("{archive}/stripes")) else {
         return Vec::new();
     };
     let files = dirs.flat_map(|dir| fs::read_dir(dir.unwrap().path()).unwrap());
     let files = files.map(|file| file.unwrap().path());
-    // Those that a killed writer leaves have other names.
+    // The files that a killed writer leaves have other names.
     let is_whole = |file: &PathBuf| file.file_name().is_some_and(|name| name.len() == 64);
     let mut files: Vec<_> = files.filter(is_whole).collect();
     files.sort();
     files
 }
 
-/// With the address and the names of what is made.
+/// Restores the manifest to every format and compares the results with `disk`.
 fn in_all_formats(place: &Place, manifest: &str, disk: &str) {
     for format in ["raw", "qcow2", "qed"] {
         let back = place.path(&format!("back.{format}"));
@@ -55,7 +55,7 @@ fn what_was_archived_is_restored() {
         assert_eq!(told["size"], fs::metadata(&disk).unwrap().len(), "{told}");
         in_all_formats(&place, &manifest(&archive, size), &disk);
     }
-    // What the guest sees of a chain, whatever it is kept in.
+    // An archive has what the guest sees of a backing chain, whatever the images' format.
     for format in ["qcow2", "qed"] {
         let place = Place::new();
         let (_, top) = place.chain(format);
@@ -67,7 +67,7 @@ fn what_was_archived_is_restored() {
     }
 }
 
-/// Zeroes take no space in an archive, nor where they go to.
+/// Zeroes take no space, neither in an archive nor in the restored image.
 #[test]
 fn holes_stay_holes() {
     let place = Place::new();
@@ -84,7 +84,7 @@ fn holes_stay_holes() {
     stdout_of(&["img", "restore", &manifest(&archive, "image"), &back]);
     let used = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&back).unwrap()) * 512;
     assert!(used <= 128 << 10, "{used} bytes are used");
-    // A target that is there is written to where it has to be.
+    // An existing target is overwritten wherever it has to be.
     fs::write(&back, vec![7; 20 << 20]).unwrap();
     stdout_of(&["img", "restore", "-n", &manifest(&archive, "image"), &back]);
     qemu_img(&["compare", "-F", "raw", &image, &back]);
@@ -109,7 +109,7 @@ fn images_share_what_is_the_same() {
     let one = archived(&["--stripe-size", "64k", &disk, &archive, "one"]);
     let count = stripes(&archive).len();
     assert_eq!(one["new-stripes"], count, "{one}");
-    // A byte in each of two stripes.
+    // One change in each of two stripes.
     place.write(
         "disk",
         "raw",
@@ -138,7 +138,7 @@ fn images_share_what_is_the_same() {
     );
 }
 
-/// The formats are as docs/archive.md has them: zstd's own program knows what is in a stripe.
+/// The format is the one that docs/archive.md describes: the zstd program reads a stripe.
 #[test]
 fn stripes_are_frames_of_zstd() {
     let place = Place::new();
@@ -166,8 +166,8 @@ fn stripes_are_frames_of_zstd() {
     );
 }
 
-/// A killed archiving leaves nothing that can be taken for an image, and the next one goes on with what is
-/// there.
+/// A killed archiving leaves nothing that could be mistaken for an image. The next one resumes with
+/// the stripes that exist.
 #[test]
 fn what_was_killed_goes_on() {
     let place = Place::new();
@@ -214,7 +214,7 @@ fn what_was_killed_goes_on() {
     place.same("raw", &back, &disk);
 }
 
-/// One line, and no target.
+/// Restoring a damaged archive fails with one line and leaves no target.
 #[test]
 fn a_damaged_archive_is_not_restored() {
     let place = Place::new();
@@ -238,7 +238,7 @@ fn a_damaged_archive_is_not_restored() {
     let mut changed = before.clone();
     let middle = changed.len() / 2;
     changed[middle] ^= 1;
-    // A megabyte of zeroes for each of its bytes.
+    // A frame that decompresses to far more bytes than a stripe has.
     fs::write(place.path("zeroes"), vec![0; 64 << 20]).unwrap();
     let zstd = Command::new("zstd")
         .args(["-c", &place.path("zeroes")])
@@ -260,7 +260,7 @@ fn a_damaged_archive_is_not_restored() {
     }
     fs::remove_file(victim).unwrap();
     restore(&[name, "lost"]);
-    // It is put again, as others are not.
+    // The lost stripe is stored again, the others are not.
     let told = archived(&["--force", &disk, &archive, "image"]);
     assert_eq!(told["new-stripes"], 1, "{told}");
     let before = fs::read(&manifest).unwrap();
@@ -293,7 +293,7 @@ fn damaged_stripe_is_replaced_when_known_stripes_are_verified() {
     let middle = changed.len() / 2;
     changed[middle] ^= 1;
     fs::write(victim, &changed).unwrap();
-    // By its length it is known.
+    // The stripe counts as known because its length is correct.
     let told = archived(&["--stripe-size", "1M", &disk, &archive, "second"]);
     assert_eq!(told["new-stripes"], 0, "{told}");
     let (second, back) = (manifest(&archive, "second"), place.path("back"));
@@ -367,7 +367,7 @@ fn what_cannot_be_is_told_in_one_line() {
     assert_eq!(fs::read(&manifest).unwrap(), before);
 }
 
-/// A disk that is full says how much was missing, and leaves no target.
+/// If a disk is full, the error says how many bytes are missing, and no target is left.
 #[test]
 fn a_full_disk_is_told() {
     let place = Place::new();
@@ -407,7 +407,7 @@ fn a_full_disk_is_told() {
     }
 }
 
-/// A manifest alone is of the bytes of a file, and says what an archive of them would.
+/// `img manifest` describes the bytes of a file, like an archive of the raw file.
 #[test]
 fn a_manifest_is_of_the_bytes_as_they_are() {
     let place = Place::new();
@@ -415,7 +415,7 @@ fn a_manifest_is_of_the_bytes_as_they_are() {
     let (archive, file) = (place.path("archive"), place.path("image.manifest"));
     stdout_of(&["img", "manifest", &image, &file]);
     archived(&["-f", "raw", &image, &archive, "image"]);
-    // All but the time and the hash of all of it.
+    // Compares everything except the time and the hash over the whole manifest.
     let same = |one: &str, two: &str| {
         let bytes = [one, two].map(|path| {
             let mut bytes = fs::read(path).unwrap();
@@ -451,7 +451,7 @@ fn a_manifest_is_of_the_bytes_as_they_are() {
         place.names(),
         ["archive", "image", "image.manifest", "profile"]
     );
-    // Not all files have whole sectors.
+    // A file need not consist of whole sectors.
     let odd = place.path("odd");
     let bytes: Vec<u8> = (0..200_001_u32).map(|at| (at / 3) as u8).collect();
     fs::write(&odd, &bytes).unwrap();
@@ -466,7 +466,7 @@ fn a_manifest_is_of_the_bytes_as_they_are() {
     }
 }
 
-/// Servers that others have written are archives, too, for those who read.
+/// A web server without support for archives suffices to read one.
 #[test]
 fn an_archive_is_restored_from_a_web_server() {
     let place = Place::new();
@@ -508,7 +508,7 @@ fn an_archive_is_restored_from_a_web_server() {
     assert!(!place.names().contains(&"back".to_owned()));
 }
 
-/// By hand or by a service's manager.
+/// Interrupts an archiving with SIGINT.
 #[test]
 fn who_interrupts_leaves_nothing() {
     let place = Place::new();
@@ -549,7 +549,7 @@ fn who_interrupts_leaves_nothing() {
     assert!(run(&args).status.success());
 }
 
-/// FAT for one, and what is mounted by SMB.
+/// Such file systems are FAT and mounts by SMB.
 #[test]
 fn file_systems_without_links_have_archives() {
     let place = Place::new();

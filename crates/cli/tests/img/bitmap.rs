@@ -1,4 +1,4 @@
-//! `fathom img bitmap`, next to `qemu-img bitmap`: what QEMU reads of the bitmaps is the same.
+//! Compares `fathom img bitmap` with `qemu-img bitmap`: QEMU reads the same bitmaps.
 
 use crate::pair::{io, sample};
 use crate::place::Place;
@@ -18,7 +18,7 @@ const OPTIONS: &[&str] = &[
     "data_file={dir}/data,data_file_raw=on",
 ];
 
-/// Two images alike, of 8 MiB and half a sector cluster.
+/// Two equal images of 8 MiB and 512 bytes.
 struct Pair(TempDir);
 
 impl Pair {
@@ -37,7 +37,9 @@ impl Pair {
         as_arg(&self.0.path().join(which).join("i"))
     }
 
-    /// `bitmap ARGS IMAGE NAME` on both, by either tool. `{}` in an argument stands for the image.
+    /// Runs `bitmap ARGS IMAGE NAME` on both images, each with its own tool.
+    ///
+    /// `{}` in an argument stands for the image.
     fn both(&self, args: &[&str], name: &str) {
         let run = |which: &str, img: &dyn Fn(&[&str])| {
             let path = self.path(which);
@@ -56,14 +58,14 @@ impl Pair {
         self.compare(&format!("{args:?}"));
     }
 
-    /// Both write the same, which their bitmaps record.
+    /// Writes the same data to both images; their bitmaps record the writes.
     fn write(&self, commands: &[&str]) {
         for which in ["mine", "theirs"] {
             io(&self.path(which), "qcow2", commands);
         }
     }
 
-    /// What QEMU says of both: which bitmaps there are, and that there is nothing wrong.
+    /// Asserts that QEMU lists the same bitmaps for both images and finds no errors.
     fn compare(&self, what: &str) {
         let [mine, theirs] = ["mine", "theirs"].map(|which| {
             let path = self.path(which);
@@ -83,7 +85,7 @@ impl Pair {
         assert_eq!(listed, Value::Array(mine.unwrap_or_default()), "{what}");
     }
 
-    /// What is dirty, as QEMU tells it, is the same; and as many bytes as Fathom counts.
+    /// Asserts that QEMU sees the same dirty ranges in both, and Fathom counts as many bytes.
     fn compare_bits(&self, name: &str) {
         let [mine, theirs] = ["mine", "theirs"].map(|which| dirty(&self.path(which), name));
         assert_eq!(mine, theirs, "{name}");
@@ -96,7 +98,7 @@ impl Pair {
     }
 }
 
-/// As `qemu-img info` has them.
+/// Returns the bitmaps that `qemu-img info` lists.
 fn bitmaps(path: &str) -> Option<Vec<Value>> {
     let info = qemu_img(&["info", "--output=json", path]);
     let info: Value = serde_json::from_str(&info).expect("JSON");
@@ -113,7 +115,7 @@ impl Drop for Server {
     }
 }
 
-/// Offsets and lengths of what is dirty in a bitmap, as an NBD client of QEMU's sees it.
+/// Returns offsets and lengths of a bitmap's dirty ranges, as QEMU's NBD client sees them.
 fn dirty(path: &str, name: &str) -> Vec<(u64, u64)> {
     let dir = crate::support::short_dir();
     let socket = as_arg(&dir.path().join("s"));
@@ -144,8 +146,9 @@ fn dirty(path: &str, name: &str) -> Vec<(u64, u64)> {
     dirty
 }
 
-/// What is committed into an image is dirty in its bitmaps that record writes, as QEMU has it;
-/// also when the commit is interrupted, and where its base became longer.
+/// Data committed into an image becomes dirty in its bitmaps that record writes, as with QEMU.
+///
+/// This also holds if the commit is interrupted, and where the commit has enlarged the base image.
 #[test]
 fn a_commit_is_recorded_in_the_bases_bitmaps() {
     let place = Place::new();
@@ -212,7 +215,7 @@ fn bitmaps_are_what_qemu_makes_of_them() {
         pair.both(&["--remove"], "coarse");
         pair.both(&["--enable"], "first");
         pair.both(&["--clear"], "both");
-        // All of it: bits that are alike are not stored.
+        // All of the image, because bits that are all alike are not stored.
         pair.write(&["write 0 8389120"]);
         pair.both(&["--add", "-g", "512", "--merge", "first"], "all");
         for name in ["first", "both", "all"] {
@@ -236,7 +239,7 @@ fn bitmaps_are_merged_from_other_images() {
     let merge = ["--add", "--merge", "source", "-b", &source, "-F", "qcow2"];
     pair.both(&merge, "copy");
     pair.compare_bits("copy");
-    // From the image itself, by its name.
+    // Merges a bitmap of the same image, which is given by its name.
     let image = pair.path("mine");
     let merge = ["img", "bitmap", "--add", "--merge", "copy", "-b", &image];
     stdout_of(&[&merge[..], &[&image, "again"]].concat());
@@ -262,7 +265,7 @@ fn what_cannot_be_done_changes_nothing() {
         (&["--remove", &image, "b"], &["no bitmap 'b'"]),
         (&["--clear", &image, "b"], &["no bitmap 'b'"]),
         (&["--merge", "b", &image, "a"], &["no bitmap 'b'"]),
-        // Nothing of what comes before.
+        // If one action fails, the actions before it have no effect either.
         (
             &["--disable", "--clear", "--add", &image, "a"],
             &["already"],
@@ -301,7 +304,7 @@ fn what_cannot_be_done_changes_nothing() {
     assert!(std::fs::read(&image).expect("the image") == before);
 }
 
-/// A bitmap that QEMU had in use when it was killed.
+/// QEMU was using the bitmap when it was killed.
 #[test]
 fn a_bitmap_that_misses_writes_is_only_removed() {
     let pair = Pair::new("cluster_size=64k");
@@ -334,7 +337,7 @@ fn a_bitmap_that_misses_writes_is_only_removed() {
     qemu_img(&["check", &image]);
 }
 
-/// 512 MiB of bits, and not one more.
+/// A bitmap may have 512 MiB of bits, and not one bit more.
 #[test]
 fn the_largest_bitmap_is_qemus() {
     let dir = disk_dir();

@@ -1,4 +1,4 @@
-//! Archives on S3, whose server is moto's.
+//! Tests archives in S3, with moto as the server.
 
 use crate::place::{Place, raw};
 use crate::support::certificates::Certificates;
@@ -9,7 +9,7 @@ use std::fs;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// `fathom img ARGS` of a client of this server.
+/// Returns the command `fathom img ARGS`, as a client of this server.
 fn img(s3: &S3, args: &[&str], more: &[(&str, &str)]) -> Command {
     let mut command = s3.fathom();
     command
@@ -69,7 +69,7 @@ fn an_image_goes_to_a_bucket_and_comes_back() {
     let two = format!("{archive}/images/two.manifest");
     done(&s3, &["restore", "-O", "qcow2", &two, &back]);
     place.same("qcow2", &back, &disk);
-    // Another stripe in the place of one: none is taken for it.
+    // A stripe that is stored in the place of another one is rejected.
     let keys =
         String::from_utf8(s3.curl(&[], "bucket?prefix=images%20of%20ours/x/stripes")).unwrap();
     let keys: Vec<_> = keys
@@ -89,7 +89,7 @@ fn an_image_goes_to_a_bucket_and_comes_back() {
     assert_eq!(place.names(), ["disk", "other"]);
 }
 
-/// Prints one line for each, and does not try for long.
+/// Each command prints one line and does not retry for long.
 #[test]
 fn servers_that_refuse_or_are_not_there_are_told() {
     let s3 = S3::start(&[]);
@@ -105,7 +105,7 @@ fn servers_that_refuse_or_are_not_there_are_told() {
         .local_addr()
         .unwrap();
     let nobody = format!("http://{nobody}");
-    // Who accepts, and never answers.
+    // The server accepts connections and never replies.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", silent.local_addr().unwrap());
     let back = place.path("back");
@@ -141,7 +141,7 @@ fn servers_that_refuse_or_are_not_there_are_told() {
         &[],
         &["credentials must not be"],
     );
-    // From here on, moto looks at who asks.
+    // From here on, moto checks credentials.
     let text = "Content-Type: text/plain";
     s3.curl(&["-H", text, "-d", "0"], "moto-api/reset-auth");
     all(
@@ -149,7 +149,7 @@ fn servers_that_refuse_or_are_not_there_are_told() {
         &[],
         &["access denied", "AWS_ACCESS_KEY_ID"],
     );
-    // (The library's own default is 3 minutes for each request.)
+    // The default timeout of the library is 3 minutes for each request.
     let limit = Duration::from_secs(120);
     assert!(begun.elapsed() < limit, "{:?}", begun.elapsed());
     assert_eq!(place.names(), ["disk"]);

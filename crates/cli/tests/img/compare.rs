@@ -1,4 +1,4 @@
-//! `fathom img compare`, next to `qemu-img compare`.
+//! Compares `fathom img compare` with `qemu-img compare`.
 
 use crate::place::{Place, raw};
 use crate::qemu_img;
@@ -39,7 +39,7 @@ fn disks_are_compared_as_qemu_img_does() {
         place.path("none"),
     ];
     for (n, other) in others.iter().enumerate() {
-        // What QEMU takes for the same, strictly, depends on how it has asked the file system.
+        // What QEMU regards as equal in strict mode depends on how it queried the file system.
         let strict = ["-s", "-f", "raw", "-F", "raw"];
         let strict = if matches!(n, 0 | 5 | 6 | 8) {
             &strict[..]

@@ -1,4 +1,4 @@
-//! How much space compressed images take, next to qemu-img's.
+//! Compares the size of compressed images with those of qemu-img.
 
 use crate::place::{MIB, Place};
 use crate::qemu_img;
@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
-/// Bytes of a disk.
+/// Size of a disk in bytes.
 const LEN: usize = 24 * MIB as usize;
 
 fn random(state: &mut u64) -> u64 {
@@ -17,7 +17,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Disks of several kinds, and how much larger than QEMU's an image of them may be, in percent.
+/// Returns disks of several kinds, and by how many percent an image may be larger than QEMU's.
 fn disks() -> Vec<(&'static str, Vec<u8>, u64)> {
     let mut state = 0x5eed_0bad_cafe_u64;
     let words: Vec<String> = (0..2000)
@@ -29,7 +29,7 @@ fn disks() -> Vec<(&'static str, Vec<u8>, u64)> {
         .collect();
     let mut text = String::new();
     while text.len() < LEN {
-        // Some are much more frequent than others.
+        // Some words are much more frequent than others.
         let n = random(&mut state) % 2000 * (random(&mut state) % 2000) / 2000;
         text += &words[n as usize];
         text.push(if random(&mut state).is_multiple_of(9) {
@@ -84,8 +84,8 @@ fn compressed_images_are_about_as_small_as_those_of_qemu_img() {
             place.sound("qcow2", &mine);
             let (mine, theirs) = (allocated(&mine), allocated(&theirs));
             eprintln!("{kind} {options}: {mine} of {theirs}");
-            // Streams of one write share its last block. More than a hundred clusters are under
-            // way at a time, of which a busy machine may have only some ready together.
+            // The streams of one write share its last block. More than a hundred clusters are in
+            // progress at a time, but on a busy machine only some may be ready together.
             let writes = LEN as u64 / cluster / 32;
             let most = theirs + theirs * percent / 100 + (64 << 10) + writes * 4096;
             assert!(
@@ -96,7 +96,7 @@ fn compressed_images_are_about_as_small_as_those_of_qemu_img() {
     }
 }
 
-/// What comes cluster by cluster shares blocks as well: of a disk across a network, or at a rate.
+/// Clusters that arrive one by one share blocks as well: from a remote disk, or at a limited rate.
 #[test]
 fn a_slow_source_makes_no_larger_image() {
     let place = Place::new();
@@ -135,7 +135,7 @@ fn a_slow_source_makes_no_larger_image() {
     nbdkit.wait().unwrap();
 }
 
-/// Chains whose old base has everything, and new base nothing.
+/// The old base image of the chains has all data, and the new one has none.
 #[test]
 fn what_rebase_copies_takes_as_little() {
     let place = Place::new();
@@ -165,7 +165,7 @@ fn what_rebase_copies_takes_as_little() {
     }
 }
 
-/// Of a cluster with subclusters, only those are copied that differ.
+/// Only the subclusters that differ are copied.
 #[test]
 fn rebase_copies_subclusters() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! `fathom img convert`, with qemu-img as the judge.
+//! Tests `fathom img convert`, with qemu-img as the reference.
 
 use crate::pair::sample;
 use crate::place::{MIB, Place, raw};
@@ -33,7 +33,7 @@ const TARGETS: &[(&str, &[&str])] = &[
     ("qcow2", &["-o", "refcount_bits=1"]),
     ("qcow2", &["-t", "none", "-T", "none"]),
     ("qcow2", &["-t", "writethrough", "--aio", "threads"]),
-    // QEMU makes tables of one cluster, but does not read them.
+    // QEMU creates tables of one cluster, but does not read them.
     ("qed", &["-o", "cluster_size=4k,table_size=2"]),
 ];
 
@@ -66,7 +66,7 @@ fn what_is_converted_is_the_same_disk() {
     }
 }
 
-/// A file keeps its holes, and has new ones where the source has zeroes.
+/// A file keeps its holes, and gets new ones where the source has zeroes.
 #[test]
 fn zeroes_take_no_space() {
     let place = Place::new();
@@ -87,7 +87,7 @@ fn chains_snapshots_and_several_images_are_converted() {
     let (base, top) = place.chain("qcow2");
     let before = place.path("before");
     let target = place.path("target");
-    // All of it, and only what the base has not.
+    // First the whole chain, then only what the base image does not have.
     stdout_of(&["img", "convert", "-O", "qcow2", &top, &target]);
     place.same("qcow2", &target, &before);
     let over = place.path("over");
@@ -109,7 +109,7 @@ fn chains_snapshots_and_several_images_are_converted() {
         own.map(|e| e["length"].as_u64().unwrap()).sum::<u64>()
     };
     assert!(data(&over) <= data(&top), "the base's data is not copied");
-    // As a snapshot has kept it.
+    // The disk as an internal snapshot has saved it.
     qemu_img(&["snapshot", "-c", "s1", &target]);
     place.write("target", "qcow2", &["write -P 99 0 6M"]);
     let kept = place.path("kept");
@@ -117,7 +117,7 @@ fn chains_snapshots_and_several_images_are_converted() {
     place.same("raw", &kept, &before);
     let none = ["img", "convert", "-l", "no", &target, &kept];
     refused(1, &none, &["no snapshot 'no'"]);
-    // One behind the other.
+    // Several sources are concatenated.
     let (mine, theirs) = (place.path("mine"), place.path("theirs"));
     let disk = raw(&place, "disk");
     stdout_of(&["img", "convert", "-O", "qcow2", &disk, &before, &mine]);
@@ -133,7 +133,7 @@ fn what_is_there_is_written_to() {
         let target = place.image("target", format, &[], &["write -P 255 0 20M"]);
         let args = ["img", "convert", "-n", "-O", format];
         stdout_of(&[&args[..], &[&disk, &target]].concat());
-        // The rest is what it was.
+        // The rest of the target is unchanged.
         let larger = place.path("larger");
         let mut bytes = fs::read(&disk).unwrap();
         bytes.resize(20 << 20, 255);
@@ -201,7 +201,7 @@ fn pipes_and_servers_are_images_too() {
         eventually("nbdkit listens", || listens(socket.as_ref()).then_some(()));
         child
     };
-    // Zeroes have to be sent to the second.
+    // The second server has no command for zeroes, so they must be sent as data.
     for kind in [
         &["memory", "20M"][..],
         &["--filter=nozero", "memory", "20M"],
@@ -216,7 +216,7 @@ fn pipes_and_servers_are_images_too() {
         memory.kill().unwrap();
         memory.wait().unwrap();
     }
-    // Nobody would know what to write behind the last sector.
+    // The target's last block is only partly covered; its other bytes are unknown.
     let mut large = server(&[
         "--filter=blocksize-policy",
         "memory",
@@ -232,7 +232,7 @@ fn pipes_and_servers_are_images_too() {
     stdout_of(&args);
     large.kill().unwrap();
     large.wait().unwrap();
-    // A full disk says how much was missing.
+    // If a disk is full, the error says how many bytes are missing.
     let full = ["--filter=error", "memory", "20M", "error-pwrite=ENOSPC"];
     let mut full = server(&[&full[..], &["error-pwrite-rate=100%"]].concat());
     let args = ["img", "convert", "-n", &target, &uri];
@@ -241,7 +241,7 @@ fn pipes_and_servers_are_images_too() {
     full.wait().unwrap();
 }
 
-/// Who is interrupted or killed leaves what was there before, or says what it leaves.
+/// An interrupted or killed command leaves what was there before, or reports what it leaves.
 #[test]
 fn an_unfinished_target_is_not_there() {
     let place = Place::new();
@@ -256,7 +256,7 @@ fn an_unfinished_target_is_not_there() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // It has begun when it tells how far it is.
+        // The command has begun when it reports its progress.
         let mut told = BufReader::new(child.stdout.take().unwrap()).lines();
         let line = told.next().expect("it has begun").unwrap();
         assert!(line.contains("progress"), "{line}");
@@ -290,7 +290,7 @@ fn an_unfinished_target_is_not_there() {
             .any(|line| line.contains("its old contents are lost")),
         "{told:?}"
     );
-    // Nobody else may have it meanwhile.
+    // No other program may open the target meanwhile.
     let (child, _told) = begin(&[&disk, &target]);
     let other = Command::new("qemu-img").args(["info", &target]).output();
     let told = String::from_utf8_lossy(&other.unwrap().stderr).into_owned();
@@ -319,7 +319,7 @@ fn what_cannot_be_converted_is_told_in_one_line() {
     convert(&[&disk], &["a source and a target"]);
 }
 
-/// As a shell's redirection does.
+/// A dangling link is followed, as a shell's redirection does.
 #[test]
 fn a_link_that_leads_nowhere_yet_leads_to_the_target_afterwards() {
     let place = Place::new();
@@ -335,7 +335,7 @@ fn a_link_that_leads_nowhere_yet_leads_to_the_target_afterwards() {
     refused(1, &round, &["round"]);
 }
 
-/// Names that an image gives are looked for where the user allows it.
+/// Files that an image names are opened only in directories that the user allows.
 #[test]
 fn files_elsewhere_are_opened_only_when_that_is_allowed() {
     let (place, elsewhere) = (Place::new(), Place::new());
@@ -370,7 +370,7 @@ fn bitmaps_go_along_where_asked() {
     assert_ne!(bitmaps(&target), serde_json::json!([]));
 }
 
-/// In lines, where standard error is no terminal, and as events.
+/// Progress is printed as lines if standard error is no terminal, or as events.
 #[test]
 fn it_says_how_far_it_is() {
     let place = Place::new();
@@ -396,7 +396,7 @@ fn it_says_how_far_it_is() {
     assert_eq!(progress.last().unwrap()["done"], progress[0]["total"]);
 }
 
-/// What a server cannot read is zeroes, sector by sector, and the user is told where.
+/// Sectors that a server cannot read become zeroes, and the user is told which.
 #[test]
 fn what_cannot_be_read_is_salvaged() {
     let place = Place::new();
@@ -420,7 +420,7 @@ fn what_cannot_be_read_is_salvaged() {
     assert!(fs::read(&target).unwrap() == expected);
 }
 
-/// Options that scripts give qemu-img, some of which have nothing to do here.
+/// Options that scripts pass to qemu-img; some of them have no effect here.
 #[test]
 fn options_of_qemu_img_are_understood() {
     let place = Place::new();
@@ -442,7 +442,7 @@ fn options_of_qemu_img_are_understood() {
     assert!(names.contains("cluster_size"), "{names}");
 }
 
-/// What is there is not touched.
+/// The existing target is not changed.
 #[test]
 fn a_target_of_a_size_that_is_too_small_is_refused() {
     let place = Place::new();
@@ -470,7 +470,7 @@ fn several_sources_cannot_have_one_backing_file() {
     assert!(!Path::new(&target).exists());
 }
 
-/// Locks refuse most of these; with -U nothing of the source is locked.
+/// Locks prevent most of these cases. With -U nothing of the source is locked.
 #[test]
 fn sources_are_not_data_files_of_their_targets() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! Encrypted images: what QEMU's and cryptsetup's tools make Fathom's read, and the other way round.
+//! Tests encrypted images: Fathom reads those of QEMU and cryptsetup, and they read Fathom's.
 
 use crate::place::{MIB, Place, raw};
 use crate::support::nbd::tool;
@@ -9,7 +9,7 @@ use std::process::Output;
 
 pub const FORMATS: [&str; 2] = ["luks", "qcow2"];
 
-/// Images and the file with their key.
+/// A directory for encrypted images, and the file with their key.
 pub struct Locked {
     pub place: Place,
     pub key: String,
@@ -25,7 +25,7 @@ impl Locked {
         Locked { key, ..locked }
     }
 
-    /// Another key.
+    /// Writes another key to a file. Returns the value of the option for it.
     pub fn key(&self, name: &str, key: &str) -> String {
         let path = self.place.path(name);
         fs::write(&path, key).unwrap();
@@ -36,12 +36,12 @@ impl Locked {
         self.place.path(name)
     }
 
-    /// QEMU's, of the key that is in this file.
+    /// Returns QEMU's option for the key in this file.
     pub fn secret(&self, name: &str) -> String {
         format!("secret,id=s,file={}", self.place.path(name))
     }
 
-    /// Options of such an image, for both.
+    /// Returns the options that create such an image, for both tools.
     pub fn options(format: &str) -> &'static str {
         match format {
             "luks" => "iter-time=10",
@@ -49,7 +49,7 @@ impl Locked {
         }
     }
 
-    /// How QEMU opens it.
+    /// Returns the options with which QEMU opens the image.
     pub fn opens(format: &str, image: &str) -> String {
         let key = match format {
             "luks" => "key-secret=s",
@@ -75,7 +75,7 @@ impl Locked {
         tool(self.place.0.path(), "cryptsetup", args)
     }
 
-    /// Whether cryptsetup opens the image with that key.
+    /// Returns whether cryptsetup opens the image with that key.
     pub fn opens_by(&self, image: &str, key: &str) -> bool {
         let key = self.path(key);
         let args = ["open", "--test-passphrase", "--key-file", &key, image];
@@ -142,7 +142,7 @@ fn each_reads_what_the_other_has_encrypted() {
             );
         }
     }
-    // On top of each other, and down again.
+    // An encrypted overlay is created and then committed.
     let top = locked.path("top");
     let on = [
         "-b",
@@ -217,7 +217,7 @@ fn what_cryptsetup_has_made_is_read_and_written() {
             ]
             .concat(),
         );
-        // What it decrypts is what was written.
+        // The decrypted data is what was written.
         stdout_of(
             &[
                 &["img", "compare"],
@@ -296,7 +296,7 @@ fn what_cannot_be_encrypted_is_told_first() {
         &["img", "check", "-f", "luks", &plain],
         &["only the metadata"],
     );
-    // Not a whole number of sectors.
+    // The size is not a whole number of sectors.
     let odd = [
         "-O",
         "luks",
@@ -312,7 +312,7 @@ fn what_cannot_be_encrypted_is_told_first() {
     ] {
         refused(1, &args, &[words]);
     }
-    // LUKS2 with large sectors, and what grows.
+    // LUKS2 with large sectors, and a disk that grows.
     let image = locked.path("large");
     let args = [
         "img",
@@ -356,7 +356,7 @@ fn what_grows_holds_what_it_held() {
         let args = ["-f", "raw", "-O", format, "-o", options, &plain, &image];
         stdout_of(&[&["img", "convert", "-q"], &key[..], &args].concat());
     };
-    // The rest of its last cluster can be cleared by who has the key only: nothing is done.
+    // Only the owner of the key can clear the rest of the last cluster, so nothing is changed.
     convert("qcow2", Locked::options("qcow2"));
     let before = fs::read(&image).unwrap();
     let resize = ["img", "resize", "-q"];
@@ -368,7 +368,7 @@ fn what_grows_holds_what_it_held() {
     let preallocated = ["--preallocation", "full", &image, "+1M"];
     refused(1, &[&resize[..], &preallocated].concat(), &["preallocated"]);
     assert!(fs::read(&image).unwrap() == before);
-    // Whole clusters.
+    // With whole clusters, no key is needed.
     convert(
         "qcow2",
         "cluster_size=512,encrypt.format=luks,encrypt.iter-time=10",
@@ -377,13 +377,13 @@ fn what_grows_holds_what_it_held() {
     let file = File::options().write(true).open(&plain).unwrap();
     file.set_len(size + MIB).unwrap();
     locked.same("qcow2", &image, &plain);
-    // What is below may be encrypted.
+    // The backing image may be encrypted.
     let top = locked.path("top");
     let create = ["-f", "qcow2", "-b", &image, "-F", "qcow2", &top];
     stdout_of(&[&["img", "create", "-q"], &key[..], &create].concat());
     refused(1, &[&resize[..], &[&top, "+1M"]].concat(), &["--key"]);
     stdout_of(&[&resize[..], &key, &[&top, "+1M"]].concat());
-    // A LUKS image would become longer by what reads as anything.
+    // A LUKS image would grow by bytes that decrypt to arbitrary data.
     let base = locked.path("base");
     let luks = [
         "-f",
@@ -446,7 +446,7 @@ fn what_is_written_in_large_sectors_takes_small_ones() {
         expected[sector * 512..(sector + 1) * 512].fill(sector as u8 | 1);
     }
     fs::write(&plain, &expected).unwrap();
-    // (By sectors that are data in the one and zeroes in the other.)
+    // The images differ in sectors that are data in one and zeroes in the other.
     let small = [
         "-f",
         "raw",

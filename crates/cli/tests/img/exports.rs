@@ -1,4 +1,4 @@
-//! Commands that look at a disk, on one that an NBD server has.
+//! Tests commands that examine a disk, on a disk of an NBD server.
 
 use crate::bitmap::Server;
 use crate::place::{MIB, Place};
@@ -7,7 +7,7 @@ use crate::{qemu_img, qemu_json};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// QEMU's server of a disk with data, holes and zeroes.
+/// Starts QEMU's NBD server for a disk with data, holes and zeroes.
 fn server(place: &Place) -> (Server, String) {
     let writes = ["write -P 1 1M 1M", "write -P 2 3M 100k", "write -z 4M 64k"];
     let image = place.image("image", "qcow2", &[], &writes);
@@ -43,7 +43,7 @@ fn an_export_is_looked_at_as_by_qemu_img() {
         let mine: serde_json::Value = serde_json::from_str(&mine).unwrap();
         assert_eq!(mine, qemu_json(&json), "{command:?}");
     }
-    // There is nothing to check, but a server to be asked.
+    // An NBD disk has nothing to check, but its server must be reachable.
     let checked = run(&["img", "check", &uri]);
     assert_eq!(checked.status.code(), Some(63), "{checked:?}");
     let away = place.path("away");
@@ -60,7 +60,7 @@ fn an_export_is_looked_at_as_by_qemu_img() {
     );
 }
 
-/// A server that says nothing of its holes is asked for all of its disk, which is one part.
+/// If a server reports no block status, its whole disk is one extent.
 #[test]
 fn an_export_is_one_part_if_nobody_says_more() {
     let place = Place::new();

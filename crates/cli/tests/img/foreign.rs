@@ -1,4 +1,4 @@
-//! Images of other programs, as qemu-img makes them.
+//! Tests images in formats of other programs, made by qemu-img.
 
 use crate::place::Place;
 use crate::support::nbd::tool;
@@ -23,7 +23,7 @@ const KINDS: [(&str, &str); 12] = [
     ("vpc", "subformat=fixed,force_size=on"),
 ];
 
-/// A raw disk, and the same as that.
+/// Creates a raw disk and an image with the same data. Returns their paths.
 fn pair(place: &Place, format: &str, options: &str) -> (String, String) {
     let writes = [
         "write -P 1 0 3M",
@@ -49,13 +49,13 @@ fn they_are_converted_compared_described_and_measured() {
         is_whole(&out);
         let args = ["img", "compare", "-f", format, "-F", "raw", &image, &disk];
         assert_eq!(stdout_of(&args), "Images are identical.\n");
-        // As what it looks like, where it looks like something.
+        // The format is detected without `-f` where the image has a signature.
         let qcow2 = place.path("qcow2");
         if options != "subformat=fixed,force_size=on" {
             stdout_of(&["img", "convert", "-O", "qcow2", &image, &qcow2]);
             qemu_img(&["compare", "-f", "qcow2", "-F", "raw", &qcow2, &disk]);
         }
-        // What is data of it is data for QEMU, too.
+        // QEMU reports the same extents as data.
         let map = |args: &[&str]| -> Vec<(u64, u64)> {
             let map = match args[0] {
                 "img" => serde_json::from_str(&stdout_of(args)).unwrap(),
@@ -75,7 +75,7 @@ fn they_are_converted_compared_described_and_measured() {
         };
         let ours = map(&["img", "map", "-f", format, "--json", &image]);
         let theirs = map(&["map", "-f", format, "--output", "json", &image]);
-        // (Of VHDX, and of what is as large as the disk, it does not know.)
+        // QEMU does not know the extents of VHDX images, nor of images as large as their disk.
         let knows = ["Sparse", "Optimized", "off", "dynamic,force"];
         if knows.iter().any(|kind| options.contains(kind)) {
             assert_eq!(ours, theirs, "{format} {options}");
@@ -109,7 +109,7 @@ fn they_are_below_other_images() {
         let out = place.path("out");
         stdout_of(&["img", "convert", "-f", "qcow2", &top, &out]);
         assert!(fs::read(&out).unwrap() == fs::read(&disk).unwrap());
-        // What there is not of the new one is all zeroes, as that of the old one.
+        // What the new backing image lacks reads as zeroes, like what the old one lacks.
         stdout_of(&["img", "rebase", "-q", "-f", "qcow2", "-b", "", &top]);
         qemu_img(&["compare", "-f", "qcow2", "-F", "raw", &top, &disk]);
     }
@@ -191,7 +191,7 @@ fn names_in_them_lead_nowhere_else() {
     assert!(!place.names().contains(&"out".to_owned()));
 }
 
-/// With -U nothing locks a source: its parts are known as such.
+/// With -U the source is not locked, but its parts are still recognized.
 #[test]
 fn a_part_of_a_source_is_no_target() {
     for options in ["subformat=monolithicFlat", "subformat=twoGbMaxExtentSparse"] {
@@ -214,7 +214,7 @@ fn a_part_of_a_source_is_no_target() {
     }
 }
 
-/// What was cut off is not zeroes.
+/// A part that was cut off must not read as zeroes.
 #[test]
 fn files_that_are_cut_are_errors() {
     for (format, options) in KINDS {

@@ -1,4 +1,4 @@
-//! What scripts that were written for qemu-img rely on.
+//! Tests behaviour of qemu-img that scripts rely on.
 
 use crate::place::Place;
 use crate::qemu_img;
@@ -6,7 +6,7 @@ use crate::support::nbd::tool;
 use crate::support::{fathom, run, stdout_of};
 use std::fs;
 
-/// Exit statuses of both, where what they say may differ.
+/// Returns the exit statuses of both tools, whose messages may differ.
 fn statuses(place: &Place, args: &[&str]) -> [Option<i32>; 2] {
     let mine = fathom()
         .arg("img")
@@ -26,7 +26,7 @@ fn a_base_is_named_as_seen_from_its_image() {
         place.image("sub/mid", "qcow2", &["-b", "bottom", "-F", "qcow2"], &[]);
         let on = ["-b", "mid", "-F", "qcow2"];
         place.image("sub/top", "qcow2", &on, &["write -P 1 0 1M"]);
-        // Another one of that name, where the command is given.
+        // Another image of that name, in the directory where the command runs.
         place.image("bottom", "qcow2", &[], &[]);
         place
     };
@@ -46,7 +46,7 @@ fn a_base_is_named_as_seen_from_its_image() {
     }
 }
 
-/// A format from `-o`, options that are given twice, sizes with a point.
+/// A format given with `-o`, options given twice, and sizes with a decimal point.
 #[test]
 fn options_are_taken_as_qemu_img_takes_them() {
     let place = Place::new();
@@ -96,12 +96,12 @@ fn options_are_taken_as_qemu_img_takes_them() {
         assert_eq!(told(&mine), told(&theirs), "{args:?}");
         qemu_img(&["compare", &mine, &theirs]);
     }
-    // There are no parts of bytes.
+    // A size must be a whole number of bytes.
     let odd = ["create", "-q", "-f", "qcow2", "odd", "1024.5"];
     assert!(!statuses(&place, &odd).contains(&Some(0)));
 }
 
-/// Where header extensions of this kind have their data, and where all of them end.
+/// Returns where the header extension of this kind has its data, and where all extensions end.
 fn extensions(image: &[u8], kind: u32) -> (Option<usize>, usize) {
     let word = |at: usize| u32::from_be_bytes(image[at..at + 4].try_into().unwrap());
     let mut at = word(100) as usize;
@@ -125,7 +125,7 @@ fn of_two_extensions_of_a_kind_the_last_counts() {
     let base = place.image("base", "qcow2", &[], &["write -P 1 0 1M"]);
     let image = place.image("image", "qcow2", &["-b", &base, "-F", "raw"], &[]);
     let mut bytes = fs::read(&image).unwrap();
-    // The backing file's name is behind them.
+    // The name of the backing file is stored behind the extensions.
     let (_, end) = extensions(&bytes, BACKING_FORMAT);
     let name_at = u64::from_be_bytes(bytes[8..16].try_into().unwrap()) as usize;
     let name_len = base.len();
@@ -170,7 +170,7 @@ fn what_contradicts_itself_is_not_described() {
     let crypto = extensions(&encrypted, CRYPTO).0.unwrap();
     let header = u64::from_be_bytes(encrypted[crypto..crypto + 8].try_into().unwrap()) as usize;
     let broken = place.path("broken");
-    // What it is, the image, what is written where, and how `info` ends.
+    // The name of the case, the image, the offset and the bytes to write, and the status of `info`.
     type Broken<'a> = (&'a str, &'a [u8], usize, &'a [u8], i32);
     let cases: [Broken; 12] = [
         ("bitmaps", &bitmaps, 0, b"", 0),

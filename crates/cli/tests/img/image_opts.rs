@@ -1,4 +1,4 @@
-//! `--image-opts`: the same words for both tools, and the same answers.
+//! Tests `--image-opts`: the same options give the same results with both tools.
 
 use crate::encryption::{FORMATS, Locked};
 use crate::place::{MIB, Place};
@@ -27,12 +27,12 @@ fn images_are_told_of_as_qemu_has_it() {
             let args = [command, "--output=json", "--image-opts", &opts];
             let (ours, theirs) = (ours(&args), qemu_json(&args));
             match command {
-                // (What else there is to say is compared elsewhere.)
+                // Other tests compare the rest of the output.
                 "info" => assert_eq!(ours["filename"], theirs["filename"], "{opts}"),
                 _ => assert_eq!(ours, theirs, "{command} {opts}"),
             }
         }
-        // It is opened as what it is said to be.
+        // The image is opened with the driver that the options name.
         let bytes = format!("driver=file,filename={path}");
         let args = ["info", "--output=json", "--image-opts", &bytes];
         assert_eq!(
@@ -103,7 +103,7 @@ fn json_names_mean_the_same_image_as_for_qemu() {
     refused(2, &with_format, &["omit -f"]);
     refused(2, &["img", "info", "json:{"], &["./json:"]);
     refused(2, &["img", "info", "json:{\"driver\": [1]}"], &["'driver'"]);
-    // An image must not name anything but a file.
+    // The backing file name in an image must name nothing but a file.
     let overlay = place.path("overlay");
     let below = format!("json:{}", json!({"driver": "raw", "file.filename": &path}));
     stdout_of(&[
@@ -138,7 +138,8 @@ fn what_changes_an_image_finds_it_so_too() {
     assert_eq!(found["format-specific"]["data"]["refcount-bits"], 64);
     assert_eq!(found.get("backing-filename"), None);
     place.sound("qcow2", &top);
-    // Nothing is done by halves where something is meant that is not done here.
+    // Options with a meaning that the command does not support are rejected, and nothing is
+    // changed.
     let before = fs::read(&top).unwrap();
     for (more, why) in [
         ("force-share=on", "-U"),

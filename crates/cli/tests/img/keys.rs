@@ -1,4 +1,4 @@
-//! The keys of encrypted images: where they come from, and how they come and go.
+//! Tests the keys of encrypted images: their sources, and how keys are added and removed.
 
 use crate::encryption::{FORMATS, Locked};
 use crate::support::{as_arg, fathom, pass, refused, stdout_of};
@@ -31,7 +31,7 @@ fn keys_come_and_go() {
             "Key slot 1 added.\n"
         );
         assert!(unlocks(&locked.key) && unlocks(&other));
-        // One for another, at once.
+        // One command replaces a key by another.
         let said = amend(&[
             "--key",
             &other,
@@ -73,7 +73,7 @@ fn keys_come_and_go() {
         ]);
         locked.key("key", "a secret\n");
     }
-    // The same key twice: it goes from all of its slots. And slots have the numbers that they are shown by.
+    // The same key is in two slots; it is removed from both. Slots have the numbers that are shown.
     let image = locked.path("second");
     let create = [
         "img",
@@ -124,7 +124,7 @@ fn keys_come_and_go() {
         "{shown}"
     );
     assert!(locked.opens_by(&image, "other") && !locked.opens_by(&image, "key"));
-    // Nothing is done before all keys are there.
+    // Nothing is changed before all keys have been read.
     let plain = locked
         .place
         .image("plain", "qcow2", &["-o", "compat=0.10"], &[]);
@@ -159,7 +159,7 @@ fn a_key_comes_from_where_it_is_and_is_never_shown() {
         &image,
         "1M",
     ];
-    // (No key at all, or one in the arguments: told without it.)
+    // The key is missing, or is given as an argument; the error does not show it.
     refused(1, &create, &["--key"]);
     let shown = crate::support::run(&[&create[..], &["--key", "hunter2"]].concat());
     let said = String::from_utf8_lossy(&shown.stderr);
@@ -182,7 +182,7 @@ fn a_key_comes_from_where_it_is_and_is_never_shown() {
     by_descriptor(&read);
     let unlocks = |key: &str| stdout_of(&[&read[..], &["--key", key]].concat());
     unlocks(&locked.key);
-    // (What a program prints ends with a line break, which is none of the key's.)
+    // The line break at the end of a program's output is not part of the key.
     unlocks(&format!("command:sh -c 'cat {}; echo'", locked.path("key")));
     let mut credential = fathom();
     let dir = as_arg(locked.place.0.path());
@@ -191,7 +191,7 @@ fn a_key_comes_from_where_it_is_and_is_never_shown() {
         .args(["--key", "credential:key"])
         .env("CREDENTIALS_DIRECTORY", dir);
     assert!(credential.status().unwrap().success());
-    // The second of two.
+    // The second of two keys is the right one.
     let wrong = locked.key("wrong", "a wrong one");
     stdout_of(&[&read[..], &["--key", &wrong, "--key", &locked.key]].concat());
     for (key, words) in [
@@ -206,7 +206,7 @@ fn a_key_comes_from_where_it_is_and_is_never_shown() {
     refused(1, &read, &["encrypted", "--key"]);
 }
 
-/// The documentation's way to make a key makes one that QEMU takes.
+/// The command in the documentation creates a key that QEMU accepts as well.
 #[test]
 fn the_documented_key_is_one_for_qemu_too() {
     let locked = Locked::new();

@@ -1,4 +1,4 @@
-//! `fathom img` as users run it, next to qemu-img.
+//! Tests `fathom img` as users run it, and compares it with qemu-img.
 
 mod amend;
 mod archive;
@@ -46,7 +46,7 @@ fn create(path: &str, args: &[&str]) -> String {
     stdout_of(&[&["img", "create"], args, &[path]].concat())
 }
 
-/// QEMU with the image open for writing, until its standard input ends.
+/// Starts qemu-io, which keeps the image open for writing until its standard input ends.
 fn qemu_uses(image: &str) -> Child {
     let mut user = Command::new("qemu-io")
         .args(["-f", "qcow2", image])
@@ -54,7 +54,7 @@ fn qemu_uses(image: &str) -> Child {
         .stdout(Stdio::piped())
         .spawn()
         .expect("qemu-io runs");
-    // Its answer shows that it has opened the image.
+    // The reply shows that qemu-io has opened the image.
     let commands = user.stdin.as_mut().expect("stdin");
     commands.write_all(b"length\n").expect("asked");
     let answers = BufReader::new(user.stdout.take().expect("stdout")).lines();

@@ -1,4 +1,4 @@
-//! `fathom img create | info | check`.
+//! Tests `fathom img create`, `info` and `check`.
 
 use crate::support::{as_arg, disk_dir, refused, run, stdout_of};
 use crate::{create, qemu_img, qemu_uses};
@@ -65,7 +65,7 @@ fn images_are_made_described_and_checked_as_by_qemu_img() {
     }
 }
 
-/// `create` arguments, the first few of which are always tried.
+/// Arguments of `create`; the first few are always tried.
 const CREATED: &[&str] = &[
     "i 1.5M",
     "-f qcow2 -b base -F raw i",
@@ -102,7 +102,7 @@ const CREATED: &[&str] = &[
     "-q -f qed -o table_size=4 i 3M",
 ];
 
-/// What neither makes.
+/// Arguments that both tools reject.
 const NOT_CREATED: &[&str] = &[
     "-f qcow2 i",
     "-f qcow2 -o size=2M i 3M",
@@ -118,7 +118,7 @@ const NOT_CREATED: &[&str] = &[
     "-f qcow2",
 ];
 
-/// Runs `create` in a directory; what it printed, and whether it succeeded.
+/// Runs `create` in a directory. Returns its output and whether it succeeded.
 fn create_in(dir: &Path, program: &mut Command, args: &str) -> (String, bool) {
     let args = args.split_whitespace();
     let output = program.arg("create").args(args).current_dir(dir).output();
@@ -135,7 +135,7 @@ fn info_in(dir: &Path, program: &mut Command, args: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// Without what depends on where a tool puts things.
+/// Removes from the output of `info` what depends on where a tool stores data.
 fn disk_only(info: &[u8]) -> serde_json::Value {
     let mut info: serde_json::Value = serde_json::from_slice(info).expect("JSON");
     let fields = info.as_object_mut().expect("an object");
@@ -177,7 +177,7 @@ fn images_are_made_with_the_options_of_qemu_img() {
     }
 }
 
-/// Snapshots, bitmaps, flags and files besides: all that `info` has words for.
+/// Images with snapshots, bitmaps, flags and data files: everything that `info` reports.
 #[test]
 fn info_tells_all_that_qemu_img_tells() {
     let dir = disk_dir();
@@ -203,7 +203,7 @@ fn info_tells_all_that_qemu_img_tells() {
     }
     make("flags", "-f qcow2");
     std::fs::copy(path("flags"), path("dirty")).expect("a copy");
-    // Its last byte of incompatible features: dirty; corrupt.
+    // Sets the last byte of the incompatible features: bit 0 is dirty, bit 1 is corrupt.
     for (name, bits) in [("dirty", 1), ("flags", 2)] {
         use std::os::unix::fs::FileExt;
         let file = std::fs::OpenOptions::new().write(true).open(path(name));
@@ -246,7 +246,7 @@ fn exit_statuses_are_those_of_qemu_img() {
     };
     create(&path, &["-q", "-f", "qcow2", "-o", "size=1M"]);
     assert_eq!(status(&[]), (0, 0));
-    // A refcount of a cluster that is not there; one that is lost.
+    // The first change leaks a cluster, and the second one clears the refcount of a used cluster.
     let write = |at: u64, bytes: &[u8]| {
         use std::os::unix::fs::FileExt;
         let file = std::fs::OpenOptions::new().write(true).open(&path);
@@ -304,7 +304,7 @@ fn what_is_wrong_is_told_in_one_line() {
         refused(1, &args, &[words]);
         assert!(!Path::new(&image).exists(), "left behind: {args:?}");
     }
-    // Of the image that is there, nothing is lost.
+    // The existing image is not changed.
     let args = [
         "img", "create", "-f", "qcow2", "-b", &raw, "-F", "raw", &raw,
     ];

@@ -1,4 +1,4 @@
-//! `fathom img map` says the same as `qemu-img map`.
+//! Checks that `fathom img map` prints the same as `qemu-img map`.
 
 use crate::pair::{io, sample};
 use crate::support::{as_arg, disk_dir, refused, run, stdout_of};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Options of the image on top; those that leave room for backing files get a chain of three.
+/// Options of the top image; those that permit backing files get a chain of three images.
 const OPTIONS: &[&str] = &[
     "cluster_size=64k",
     "extended_l2=on,cluster_size=16k",
@@ -32,7 +32,8 @@ impl Images {
         as_arg(&self.0.path().join(name))
     }
 
-    /// A raw file with holes, a longer image on it, and a still longer one with these options.
+    /// Creates a raw file with holes, a longer image on top of it, and on top a still longer one
+    /// with these options.
     fn new(options: &str) -> Images {
         let images = Images(disk_dir());
         let base = images.path("base");
@@ -62,7 +63,9 @@ impl Images {
         create(&self.path(name), &[&["-q"], args].concat());
     }
 
-    /// Both tools' output for programs and for people; the latter fails for compressed clusters.
+    /// Compares the output of both tools for programs and for people.
+    ///
+    /// The output for people fails for images with compressed clusters.
     fn compare(&self, name: &str, args: &[&str]) {
         let path = self.path(name);
         for output in ["--output=json", "--output=human"] {
@@ -92,7 +95,7 @@ fn maps_are_those_of_qemu_img() {
         ];
         io(&images.path("top"), "qcow2", &writes);
         images.compare("top", &[]);
-        // What is allocated already cannot be compressed.
+        // Allocated clusters cannot be written compressed.
         let never = ["data_file", "allocation", "2M"];
         if !never.iter().any(|word| options.contains(word)) {
             io(&images.path("top"), "qcow2", &["write -c -P 7 6M 256k"]);

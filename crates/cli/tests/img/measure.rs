@@ -1,4 +1,5 @@
-//! `fathom img measure` says the same as `qemu-img measure`, or more where that is too little.
+//! Checks that `fathom img measure` prints the same as `qemu-img measure`, or more where that is
+//! too little.
 
 use crate::pair::{io, sample};
 use crate::place::{MIB, Place};
@@ -35,12 +36,13 @@ const SIZES: &[&str] = &[
     "2P",
 ];
 
-/// Clusters of these sizes, and large images, may need a longer refcount table while an image is
-/// written, which QEMU does not count.
+/// Cluster sizes for which the refcount table may become longer while an image is written, as for
+/// large images. QEMU does not count this.
 const SMALL: &[&str] = &["cluster_size=512", "cluster_size=1k", "cluster_size=4k"];
 
-/// Whether both say the same for programs and for people, or both refuse. Fathom says slightly more
-/// for small clusters and for bitmaps.
+/// Asserts that both tools print the same for programs and for people, or both fail.
+///
+/// Fathom reports slightly more for small clusters and for bitmaps.
 fn compare(args: &[&str]) {
     let both = |output: &str| {
         let args = [&["measure", output], args].concat();
@@ -181,7 +183,7 @@ const GROWING: &[&str] = &[
     "cluster_size=16k,extended_l2=on",
 ];
 
-/// Bytes that a copy of an image is measured to need, with its bitmaps if there are any.
+/// Returns the measured size in bytes of a copy of an image, including its bitmaps.
 fn needed(options: &[&str], image: &str) -> u64 {
     let args = ["img", "measure", "-O", "qcow2", "--output=json"];
     let said = stdout_of(&[&args[..], options, &[image]].concat());
@@ -191,7 +193,7 @@ fn needed(options: &[&str], image: &str) -> u64 {
     number("required") + number("bitmaps")
 }
 
-/// Images that cannot be compressed: full, with holes, and with bitmaps that are full.
+/// Creates incompressible images: a full one, one with holes, and one with bitmaps.
 fn images(place: &Place) -> Vec<(String, bool)> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = || {
@@ -250,7 +252,7 @@ fn copies_need_no_more_than_is_measured() {
     }
 }
 
-/// Nothing is written behind the end of a device, not even for a moment.
+/// No byte is written behind the end of a device, not even temporarily.
 #[test]
 #[ignore = "needs root: loop devices"]
 fn copies_fit_on_devices_of_the_measured_size() {

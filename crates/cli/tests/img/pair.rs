@@ -1,4 +1,4 @@
-//! Two images alike: what Fathom does to one, qemu-img does to the other.
+//! Two equal images: Fathom changes one, and qemu-img changes the other in the same way.
 
 use crate::support::{as_arg, disk_dir, stdout_of};
 use crate::{create, qemu_img};
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Bytes of their disks.
+/// Size of both disks.
 const SIZE: &str = "2M";
 
 pub struct Pair {
     dir: TempDir,
 }
 
-/// The first few of all, or with FATHOM_ROUNDS all.
+/// Returns the first few elements, or all of them if FATHOM_ROUNDS is set.
 pub fn sample<T>(all: &[T], few: usize) -> &[T] {
     match std::env::var_os("FATHOM_ROUNDS") {
         Some(_) => all,
@@ -23,8 +23,11 @@ pub fn sample<T>(all: &[T], few: usize) -> &[T] {
 }
 
 impl Pair {
-    /// With options as for `create -o`; all of it compressed, or empty. `base` is a raw file next to
-    /// them, larger than their disks, and `base.qcow2` the same as an image with compressed clusters.
+    /// Creates a pair with options as for `create -o`. The images are empty, or compressed as a
+    /// whole.
+    ///
+    /// `base` is a raw file next to them that is larger than their disks. `base.qcow2` has the same
+    /// data in compressed clusters.
     pub fn new(options: &str, compressed: bool) -> Pair {
         let pair = Pair { dir: disk_dir() };
         let base: Vec<u8> = (0..5 << 20).map(|at: u32| (at / 700) as u8 | 1).collect();
@@ -49,7 +52,7 @@ impl Pair {
         pair
     }
 
-    /// Another such pair.
+    /// Returns a copy of the pair.
     pub fn copy(&self) -> Pair {
         let pair = Pair { dir: disk_dir() };
         for name in ["0", "1", "base"] {
@@ -63,13 +66,14 @@ impl Pair {
         as_arg(&self.dir.path().join(which.to_string()))
     }
 
-    /// A command on both, by Fathom on the first and by QEMU on the second. `{}` stands for the
-    /// image; without it, that is last.
+    /// Runs a command on both images, by Fathom on the first and by QEMU on the second.
+    ///
+    /// `{}` stands for the image. Without it, the image is the last argument.
     pub fn both(&self, args: &[&str]) {
         self.run(args, false);
     }
 
-    /// The other way round.
+    /// Like [`Pair::both`], but by QEMU on the first image and by Fathom on the second.
     pub fn swapped(&self, args: &[&str]) {
         self.run(args, true);
     }
@@ -92,7 +96,7 @@ impl Pair {
         self.check(&format!("{args:?}"));
     }
 
-    /// Both are sound, and their disks are alike.
+    /// Asserts that both images are sound and that their disks are equal.
     pub fn check(&self, what: &str) {
         for which in [0, 1] {
             let path = self.path(which);
@@ -105,20 +109,20 @@ impl Pair {
         assert_eq!(self.size(0), self.size(1), "{what}");
     }
 
-    /// Of a disk, in bytes.
+    /// Returns the size of a disk in bytes.
     pub fn size(&self, which: usize) -> u64 {
         let said = qemu_img(&["info", "--output=json", &self.path(which)]);
         let info: serde_json::Value = serde_json::from_str(&said).expect("JSON");
         info["virtual-size"].as_u64().expect("a size")
     }
 
-    /// Commands of qemu-io on both.
+    /// Runs qemu-io commands on both images.
     pub fn io(&self, commands: &[&str]) {
         (0..2).for_each(|which| io(&self.path(which), "qcow2", commands));
         self.check(&format!("{commands:?}"));
     }
 
-    /// What is on the disk, or was when a snapshot was taken.
+    /// Returns the contents of the disk, or of a snapshot.
     pub fn disk(&self, which: usize, snapshot: Option<&str>) -> Vec<u8> {
         let raw: PathBuf = self.dir.path().join("read");
         let (image, out) = (self.path(which), as_arg(&raw));
@@ -131,7 +135,7 @@ impl Pair {
         std::fs::read(raw).expect("what was read")
     }
 
-    /// A snapshot in both is that disk.
+    /// Asserts that the snapshot has these contents in both images.
     pub fn snapshot_is(&self, name: &str, disk: &[u8]) {
         for which in [0, 1] {
             let read = self.disk(which, Some(name));
@@ -140,7 +144,7 @@ impl Pair {
     }
 }
 
-/// Bytes that a compressor makes a quarter less of: streams that end anywhere.
+/// Returns bytes that a compressor shrinks by a quarter, so that streams end at any offset.
 fn compressible(len: usize) -> Vec<u8> {
     let mut state = 0x5eed_0ffa_7403_u64;
     let next = || {

@@ -1,4 +1,4 @@
-//! A directory with images whose data is moved.
+//! A directory with the images of a test.
 
 use crate::qemu_img;
 use crate::support::nbd::tool;
@@ -27,7 +27,7 @@ impl Place {
         names
     }
 
-    /// A new image with these writes of qemu-io.
+    /// Creates an image and writes to it with qemu-io.
     pub fn image(&self, name: &str, format: &str, args: &[&str], writes: &[&str]) -> String {
         let path = self.path(name);
         qemu_img(&[&["create", "-q", "-f", format], args, &[&path, "20M"]].concat());
@@ -43,7 +43,8 @@ impl Place {
         assert!(done.status.success(), "{done:?}");
     }
 
-    /// Base, image on it, and what its disk reads as.
+    /// Creates a base image and an overlay. Returns their paths. The raw file `before` has the same
+    /// contents.
     pub fn chain(&self, format: &str) -> (String, String) {
         let writes = ["write -P 1 0 4M", "write -P 2 8M 1M", "write -z 12M 1M"];
         let base = self.image("base", "qcow2", &[], &writes);
@@ -71,8 +72,9 @@ impl Place {
     }
 }
 
-/// A raw disk with holes, zeroes, data that can be compressed, and data that cannot; its length is
-/// no multiple of a cluster.
+/// Creates a raw disk with holes, zeroes, compressible data, and incompressible data.
+///
+/// Its length is not a multiple of the cluster size.
 pub fn raw(place: &Place, name: &str) -> String {
     let path = place.path(name);
     let mut file = fs::File::create(&path).unwrap();

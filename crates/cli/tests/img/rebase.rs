@@ -1,4 +1,4 @@
-//! `fathom img rebase | commit`, with qemu-img as the judge, and kills in the middle.
+//! Tests `fathom img rebase` and `commit` with qemu-img as the reference, and with kills.
 
 use crate::place::{MIB, Place};
 use crate::support::{eventually, fathom, refused, run, stdout_of};
@@ -32,7 +32,7 @@ fn a_rebased_disk_reads_as_before() {
             let info: serde_json::Value = serde_json::from_str(&info).unwrap();
             assert_eq!(info["backing-filename"].as_str(), has);
         }
-        // Only the name, whatever the file holds.
+        // With -u only the name changes, whatever the file contains.
         let (_, top) = place.chain(format);
         let to = ["-u", "-b", "gone", "-F", "raw"];
         stdout_of(&[&["img", "rebase"], &to[..], &[&top]].concat());
@@ -64,7 +64,8 @@ fn a_rebased_disk_reads_as_before() {
     }
 }
 
-/// One that is in use is left alone, and so is one whose backing file is; a user may know better.
+/// An image in use is not rebased, nor is one whose backing file is in use, unless the user
+/// insists.
 #[test]
 fn images_in_use_are_not_rebased() {
     let place = Place::new();
@@ -90,7 +91,7 @@ fn images_in_use_are_not_rebased() {
     user.wait().unwrap();
 }
 
-/// What it had not was zeroes, and has to stay so on a file that holds something there.
+/// Unallocated parts read as zeroes, and still do on a backing file that has data there.
 #[test]
 fn an_image_without_a_backing_file_can_get_one() {
     let all: [(&str, &[&str]); 4] = [
@@ -129,7 +130,7 @@ fn what_is_committed_is_in_the_base() {
             let map = qemu_img(&["map", &top]);
             assert!(!map.contains("top"), "the image is empty: {map}");
         }
-        // To one further below, which is shorter.
+        // Commits to an image further below, which is shorter.
         let (base, top) = place.chain(format);
         let bottom = place.path("bottom");
         qemu_img(&["create", "-q", "-f", "raw", &bottom, "3M"]);
@@ -146,8 +147,7 @@ fn what_is_committed_is_in_the_base() {
     refused(1, &["img", "commit", &alone], &["no backing file"]);
 }
 
-/// A kill at any instant leaves a disk that reads as before, in images that are sound but for lost
-/// space.
+/// After a kill at any moment, the disk reads as before, and the images have no errors but leaks.
 #[test]
 fn killed_tools_lose_nothing() {
     let rounds = if std::env::var_os("FATHOM_ROUNDS").is_some() {
@@ -156,7 +156,7 @@ fn killed_tools_lose_nothing() {
         12
     };
     let sound = |image: &str| {
-        // The kernel may still have it for the one that was killed.
+        // The kernel may still hold the locks of the killed process.
         let checked = eventually("its locks are gone", || {
             let checked = run(&["img", "check", "-q", image]);
             let told = String::from_utf8_lossy(&checked.stderr).contains("in use");
@@ -183,14 +183,14 @@ fn killed_tools_lose_nothing() {
         sound(&base);
         sound(&top);
         place.same("qcow2", &top, &before);
-        // And it can be done again.
+        // The command can be repeated.
         stdout_of(&[&["img"], args].concat());
         place.same("qcow2", &top, &before);
     }
     assert!(killed > 0, "none was killed before it had ended");
 }
 
-/// Who is interrupted says what is left.
+/// An interrupted commit reports that the overlay is unchanged.
 #[test]
 fn an_interrupted_commit_can_be_given_again() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! `fathom img resize`, next to `qemu-img resize`.
+//! Compares `fathom img resize` with `qemu-img resize`.
 
 use crate::pair::{Pair, io, sample};
 use crate::snapshot::abandon;
@@ -22,7 +22,7 @@ const IMAGES: &[&str] = &[
     "preallocation=metadata",
 ];
 
-/// How a disk of 2 MiB is resized, in one step or several.
+/// The sizes to which a disk of 2 MiB is resized, in one step or several.
 const SIZES: &[&[&str]] = &[
     &["1M", "5M"],
     &["1500160", "+3M"],
@@ -30,7 +30,7 @@ const SIZES: &[&[&str]] = &[
     &["600M", "700000256", "2M"],
 ];
 
-/// What a disk is after it was resized.
+/// Returns the expected contents of a disk after a resize.
 fn resized(mut disk: Vec<u8>, size: u64) -> Vec<u8> {
     disk.resize(size as usize, 0);
     disk
@@ -74,11 +74,11 @@ fn disks_grow_by_zeroes_and_shrink_as_by_qemu_img() {
                 disk = resized(disk, new);
                 assert!(pair.disk(0, None) == disk, "{options} {sizes:?} {size}");
                 let report = check(&pair.path(0));
-                // Nothing is left of what is beyond the end.
+                // No cluster beyond the end is left.
                 let (used, total) = (&report["allocated-clusters"], &report["total-clusters"]);
                 assert!(used.as_u64() <= total.as_u64(), "{options}: {report}");
             }
-            // QEMU goes on with it.
+            // QEMU can write to the image.
             io(&pair.path(0), "qcow2", &["write -P 8 100k 900k"]);
             check(&pair.path(0));
         }
@@ -87,7 +87,7 @@ fn disks_grow_by_zeroes_and_shrink_as_by_qemu_img() {
 
 #[test]
 fn snapshots_stay_when_the_disk_is_resized() {
-    // Sizes are whole clusters: QEMU lets the rest of one come into sight again.
+    // Sizes are whole clusters, because QEMU would expose the old rest of a partial one.
     for options in sample(&["cluster_size=4k", "cluster_size=16k,extended_l2=on"], 2) {
         let pair = Pair::new(options, false);
         pair.io(&["write -P 1 0 2M"]);
@@ -161,7 +161,7 @@ fn what_is_new_is_allocated_as_the_user_wants_it() {
             assert_eq!(all, mode != "off", "{options} {mode}: {report}");
             let taken = space(&pair.path(0)).saturating_sub(before);
             let takes = ["falloc", "full"].contains(&mode);
-            // The file system's own blocks of the file may become fewer.
+            // The file system may need fewer blocks for its metadata of the file.
             let most = (8 << 20) - (64 << 10);
             assert_eq!(taken >= most, takes, "{options} {mode}: {taken}");
         }
@@ -209,7 +209,7 @@ fn raw_and_qed_images_are_resized_as_by_qemu_img() {
     assert!(blocks * 512 >= 2 << 20, "{blocks}");
 }
 
-/// QED's header says of its backing file that it is raw, or nothing.
+/// A QED header only records whether the backing file is raw.
 #[test]
 fn a_qed_image_on_an_image_is_resized() {
     for below in ["qcow2", "qed"] {
@@ -247,13 +247,13 @@ fn data_files_are_resized_with_their_images() {
         let dir = disk_dir();
         let (image, data) = (dir.path().join("i"), dir.path().join("d"));
         let image = as_arg(&image);
-        // QEMU sees a relative name from where it runs.
+        // QEMU resolves a relative name in its working directory.
         let options = format!("size=2M,data_file={},data_file_raw={raw}", as_arg(&data));
         create(&image, &["-q", "-f", "qcow2", "-o", &options]);
         io(&image, "qcow2", &["write -P 1 0 2M"]);
         for (size, bytes) in [("1000448", 1_000_448), ("4M", 4 << 20), ("100k", 100 << 10)] {
-            // What somebody has put behind the disk's end is on the disk when it has grown only if
-            // the file is the disk by itself.
+            // Data that was appended behind the disk's end appears on a grown disk only if the data
+            // file is raw.
             let mut file = std::fs::OpenOptions::new().append(true).open(&data);
             let file = file.as_mut().expect("the data file");
             file.write_all(&[0xee; 100_000]).expect("more");
@@ -284,7 +284,7 @@ fn data_files_are_resized_with_their_images() {
     }
 }
 
-/// A raw data file that has more than the disk keeps it, as with QEMU.
+/// A raw data file that is larger than the disk keeps its data, as with QEMU.
 #[test]
 fn a_raw_data_file_that_is_larger_already_keeps_what_it_has() {
     for mode in ["off", "metadata", "falloc", "full"] {
@@ -312,11 +312,11 @@ fn a_raw_data_file_that_is_larger_already_keeps_what_it_has() {
     }
 }
 
-/// What QEMU thinks is dirty.
+/// Returns the dirty ranges that QEMU reports.
 fn dirty(image: &str, bitmap: &str) -> Value {
     let dir = short_dir();
     let socket = as_arg(&dir.path().join("s"));
-    // The server ends some time after its client.
+    // The server ends some time after its client, so it gets a copy.
     let copy = as_arg(&dir.path().join("i"));
     std::fs::copy(image, &copy).expect("a copy");
     let server = Command::new("qemu-nbd")
@@ -358,7 +358,7 @@ fn bitmaps_are_resized_with_their_disks() {
     }
 }
 
-/// Leaves bitmaps as a process leaves them that is killed.
+/// Leaves bitmaps in the state in which a killed process leaves them.
 fn abandon_bitmaps(image: &str) {
     let args = ["-c", "write 0 1", "-c", "abort", image];
     let output = Command::new("qemu-io").args(args).output();
@@ -384,7 +384,7 @@ fn what_cannot_be_is_told() {
         "size=1M,compat=0.10,backing_file=raw,backing_fmt=raw",
     );
     qemu_img(&["bitmap", "--add", &path("bits"), "b"]);
-    // Whoever has it open says that nobody else may believe its bitmaps.
+    // A program that has the image open marks its bitmaps as in use.
     abandon_bitmaps(&path("bits"));
     qemu_img(&["snapshot", "-c", "s", &path("old")]);
     for (name, args, words) in [
@@ -423,7 +423,7 @@ fn what_cannot_be_is_told() {
     }
     refused(2, &["img", "resize", &path("i"), "viel"], &["viel"]);
     refused(2, &["img", "resize", &path("i")], &["SIZE"]);
-    // Only what may be opened is.
+    // Only files that the user allows are opened.
     std::fs::create_dir(path("sub")).expect("a directory");
     let above = path("sub/above");
     let options = format!("size=1M,backing_file={},backing_fmt=raw", path("raw"));

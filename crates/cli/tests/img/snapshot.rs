@@ -1,4 +1,4 @@
-//! `fathom img snapshot`, next to `qemu-img snapshot`.
+//! Compares `fathom img snapshot` with `qemu-img snapshot`.
 
 use crate::pair::{Pair, sample};
 use crate::support::{as_arg, disk_dir, refused, stdout_of};
@@ -22,7 +22,7 @@ const IMAGES: &[&str] = &[
     "cluster_size=64k,preallocation=metadata",
 ];
 
-/// The same steps by Fathom and by QEMU, on disks that the snapshots share with each other.
+/// Runs the same steps by Fathom and by QEMU, on disks that share clusters with their snapshots.
 fn steps(pair: &Pair) {
     pair.io(&["write -P 1 0 200k", "write -P 2 1M 65k"]);
     pair.both(&["snapshot", "-c", "s1"]);
@@ -36,7 +36,7 @@ fn steps(pair: &Pair) {
     pair.both(&["snapshot", "-c", "s2"]);
     let s2 = pair.disk(0, None);
     pair.io(&["write -P 5 30k 70k", "discard 1M 200k"]);
-    // Each by the other's tool, too.
+    // On the copy of the pair, each tool changes the other's image.
     let crossed = pair.copy();
     crossed.swapped(&["snapshot", "-a", "s1"]);
     pair.both(&["snapshot", "-a", "s1"]);
@@ -107,7 +107,7 @@ fn snapshots_are_listed_as_by_qemu_img() {
         serde_json::from_str(&qemu_img(&["info", "--output=json", &image])).unwrap();
     let mine: Value = serde_json::from_str(&list(&["--json"])).unwrap();
     assert_eq!(mine, theirs["snapshots"]);
-    // "2" is an ID and a name.
+    // The argument "2" is an ID as well as a name.
     let id = |option: &str| -> Value {
         let said = list(&[option, "2", "--json"]);
         let said: Value = serde_json::from_str(&said).unwrap();
@@ -185,7 +185,7 @@ fn what_cannot_be_is_told() {
     );
 }
 
-/// What QEMU's monitor is told while a machine stands still.
+/// Returns the output of QEMU's monitor for commands to a stopped machine.
 fn monitor(image: &str, commands: &str) -> String {
     let drive = format!("if=virtio,format=qcow2,file={image}");
     let mut machine = Command::new("qemu-system-x86_64")
@@ -223,7 +223,7 @@ fn a_machines_saved_state_stays_with_its_snapshot_and_out_of_the_disk() {
     pair.both(&["snapshot", "-a", "vm"]);
     let loaded = monitor(&pair.path(0), "loadvm vm\nquit\n");
     assert!(!loaded.contains("Error"), "{loaded}");
-    // Where the state is, the disk is when it has grown.
+    // The grown disk covers the offsets at which the VM state was stored.
     stdout_of(&["img", "resize", &pair.path(0), "50M"]);
     let grown = pair.disk(0, None);
     assert!(grown[..2 << 20] == disk && grown[2 << 20..].iter().all(|b| *b == 0));
@@ -234,7 +234,7 @@ fn a_machines_saved_state_stays_with_its_snapshot_and_out_of_the_disk() {
     assert!(pair.disk(0, None) == disk);
 }
 
-/// Leaves an image as a process leaves it that is killed.
+/// Leaves an image in the state in which a killed process leaves it.
 pub fn abandon(image: &str, format: &str) {
     let args = [
         "-f",

@@ -1,11 +1,12 @@
-//! Images of strangers, which name files of others.
+//! Tests untrusted images that name files of others.
 
 use crate::place::Place;
 use crate::support::{as_arg, refused, run, stdout_of};
 use crate::{qemu_img, qemu_json};
 use std::fs;
 
-/// An image that calls a neighbour its data file, and what is in that.
+/// Creates an image that names its neighbour as its data file. Also returns the neighbour's
+/// contents.
 fn stranger(place: &Place, name: &str, args: &[&str]) -> (String, Vec<u8>) {
     let victim = place.path("victim");
     let option = format!("data_file={victim}");
@@ -43,7 +44,7 @@ fn what_only_an_image_calls_its_data_file_is_not_written_to() {
         refused(1, &[&["img"], &args[..]].concat(), &["evil: ", &advice]);
         assert!(fs::read(&victim).unwrap() == before, "{command:?}");
         assert!(fs::read(&image).unwrap() == header, "{command:?}");
-        // No directory is as good as a name.
+        // Allowing a directory is not sufficient; the user must name the file.
         let dir = as_arg(place.0.path());
         let allowed = [&["img", args[0], "--allow-dir", &dir], &args[1..]].concat();
         refused(1, &allowed, &[&advice]);
@@ -59,7 +60,7 @@ fn what_only_an_image_calls_its_data_file_is_not_written_to() {
     assert_eq!(fs::read(&raw).unwrap(), vec![7; 20 << 20]);
 }
 
-/// The user has named the file: nothing else is needed.
+/// The user has named the file, so no other permission is needed.
 #[test]
 fn a_new_image_has_the_data_file_that_it_is_given() {
     let place = Place::new();
@@ -75,7 +76,7 @@ fn a_new_image_has_the_data_file_that_it_is_given() {
     assert!(stored.windows(4096).any(|bytes| bytes == [1; 4096]));
 }
 
-/// What an image names is read where the user allows it, by all commands.
+/// All commands read the files that an image names only where the user allows it.
 #[test]
 fn backing_files_elsewhere_are_not_even_looked_at() {
     let (place, elsewhere) = (Place::new(), Place::new());
@@ -104,7 +105,7 @@ fn backing_files_elsewhere_are_not_even_looked_at() {
         let all = [&["img"], command].concat();
         let words = ["mid: ", &format!("--allow-dir {dir}")];
         refused(1, &all, &words);
-        // Nor is it told whether they are there.
+        // The error does not reveal whether the file exists.
         fs::rename(&far, &hidden).unwrap();
         refused(1, &all, &words);
         fs::rename(&hidden, &far).unwrap();
@@ -116,7 +117,7 @@ fn backing_files_elsewhere_are_not_even_looked_at() {
         ]);
         let _ = fs::remove_file(&target);
     }
-    // The image alone names nothing that is opened.
+    // `info` of the image alone opens no file that the image names.
     stdout_of(&["img", "info", &mid]);
 }
 
@@ -155,7 +156,7 @@ fn a_chain_is_described_as_by_qemu_img() {
     );
 }
 
-/// Names in images are shown as what they are.
+/// Names in images are printed with their control characters escaped.
 #[test]
 fn names_cannot_play_with_the_terminal() {
     let place = Place::new();

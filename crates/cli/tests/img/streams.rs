@@ -1,4 +1,4 @@
-//! Images that are written from their first byte to their last, with qemu-img as the judge.
+//! Tests images that are written sequentially, with qemu-img as the reference.
 
 use crate::place::{Place, raw};
 use crate::support::{fathom, refused, run, stdout_of};
@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
-/// What comes out of a pipe, in a file.
+/// Converts to a pipe, and saves the output in a file.
 fn piped(place: &Place, args: &[&str], source: &str) -> String {
     let output = run(&[&["img", "convert", "-O", "qcow2"], args, &[source, "-"]].concat());
     let said = String::from_utf8_lossy(&output.stderr);
@@ -43,7 +43,7 @@ fn a_qcow2_image_goes_through_a_pipe() {
     for options in OPTIONS {
         for (format, source) in [("raw", &disk), ("qcow2", &image)] {
             let image = piped(&place, &["-f", format, "-o", options], source);
-            // (A leaked cluster is an error for it, too.)
+            // The check also treats a leaked cluster as an error.
             place.sound("qcow2", &image);
             place.same("qcow2", &image, &disk);
         }
@@ -80,7 +80,7 @@ fn disks_of_every_shape_go_through_a_pipe() {
     }
 }
 
-/// Only what the source has itself goes along.
+/// Only the data of the source itself is copied, not that of its base image.
 #[test]
 fn an_image_on_a_base_goes_through_a_pipe() {
     for options in [
@@ -92,7 +92,7 @@ fn an_image_on_a_base_goes_through_a_pipe() {
     ] {
         let place = Place::new();
         let (base, top) = place.chain("qcow2");
-        // Of a larger cluster only a part, with the base's data around it.
+        // Of a larger cluster only a part is zeroes; the base image has data around it.
         place.write("top", "qcow2", &["write -z 512k 64k"]);
         let before = place.path("before");
         qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &top, &before]);
@@ -199,7 +199,7 @@ fn a_reader_that_goes_away_is_told() {
     }
 }
 
-/// As coreutils' dd counts, which qemu-img does with one of the two.
+/// Operands are counted as by coreutils' dd. qemu-img does so if either `skip` or `count` is given.
 #[test]
 fn a_part_is_copied() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! New images on block devices that hold another disk's data, and new disks that are larger than
-//! what is copied to them.
+//! Tests new images on block devices that hold another disk's data, and targets that are larger
+//! than the data copied to them.
 
 use crate::pair::io;
 use crate::place::{MIB, Place};
@@ -9,10 +9,10 @@ use crate::support::{refused, run, stdout_of};
 use std::fs;
 use std::path::Path;
 
-/// Bytes of the disks that are copied. The last cluster is cut off.
+/// Size in bytes of the disks that are copied. The last cluster is incomplete.
 const SIZE: u64 = 5 * MIB + 512;
 
-/// A device full of old data. Its size is no multiple of a cluster.
+/// A device full of old data. Its size is not a multiple of the cluster size.
 struct Used {
     device: Loop,
     place: Place,
@@ -39,7 +39,7 @@ impl Used {
     }
 }
 
-/// A raw disk with some data and much that is none.
+/// Creates a raw disk that is mostly empty.
 fn source(place: &Place) -> String {
     let path = place.path("source");
     let file = fs::File::create(&path).unwrap();
@@ -54,7 +54,7 @@ fn source(place: &Place) -> String {
     path
 }
 
-/// The disk of an image, which QEMU reads.
+/// Returns the contents of an image's disk, as QEMU reads it.
 fn disk(place: &Place, format: &str, image: &str) -> Vec<u8> {
     let raw = place.path("read");
     qemu_img(&["convert", "-f", format, "-O", "raw", image, &raw]);
@@ -63,7 +63,7 @@ fn disk(place: &Place, format: &str, image: &str) -> Vec<u8> {
     bytes
 }
 
-/// Formats and options of images that are on a device, or (`DEV`) have their data there.
+/// Formats and options of images on a device, or with their data on it (`DEV`).
 const OPTIONS: &[(&str, &str)] = &[
     ("qcow2", ""),
     ("qcow2", "preallocation=metadata"),
@@ -162,7 +162,7 @@ fn space_of_a_device_cannot_be_reserved() {
     assert!(fs::read(place.path("device")).unwrap() == before);
 }
 
-/// `create` says where the new disk reads as what the device held.
+/// `create` reports where the new disk reads as the device's old data.
 #[test]
 #[ignore = "needs root: loop devices"]
 fn create_says_whether_a_new_disk_has_old_data() {
@@ -185,7 +185,7 @@ fn create_says_whether_a_new_disk_has_old_data() {
     }
 }
 
-/// What a disk grows by reads as zeroes.
+/// The part by which a disk grows reads as zeroes.
 #[test]
 #[ignore = "needs root: loop devices"]
 fn disks_grow_by_zeroes_on_used_devices() {
@@ -221,7 +221,7 @@ fn disks_grow_by_zeroes_on_used_devices() {
     }
 }
 
-/// Behind the end of what is copied, a backing file would show.
+/// Behind the end of the copied data, a backing file would be visible.
 #[test]
 fn larger_targets_on_a_backing_file_read_as_zeroes_behind_the_copy() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! Guests of a real libvirt, whose disks the hook adds and removes.
+//! Tests guests of a real libvirt, whose disks the hook adds and removes.
 
 use std::process::{Command, Stdio};
 
@@ -9,10 +9,10 @@ const HOOK: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../packaging/libvirt/qemu.d/fathom"
 );
-/// Seconds for all of it.
+/// Timeout of the whole scenario in seconds.
 const LIMIT: &str = "600";
 
-/// What the scenario does stands in `scenario.sh`. It has namespaces of its own, as libvirt's directories are fixed.
+/// Runs `scenario.sh` in namespaces of its own, because libvirt's directories are fixed.
 #[test]
 #[ignore = "needs root: mounts"]
 fn disks_of_a_domain_come_and_go_with_its_guest() {

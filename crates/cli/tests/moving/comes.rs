@@ -1,4 +1,4 @@
-//! Disks that come, with nothing in their way.
+//! Tests moves of disks in which nothing fails.
 
 use crate::pair::{Pair, changes, ends_well, guest, listed, pull, wait_for_phase};
 use crate::support::{Served, eventually, refused, stdout_of};
@@ -21,7 +21,7 @@ fn a_disk_comes_with_all_that_was_changed_meanwhile() {
         let load = changes(&source);
         let mut target = pair.target();
         wait_for_phase(&target, "ready");
-        // The guest stops there, and is here.
+        // The guest stops at the source and resumes at the target.
         drop(load);
         ends_well(guest(&target));
         wait_for_phase(&target, "done");
@@ -91,7 +91,7 @@ fn a_guest_that_goes_away_again_leaves_the_disk_where_it_is() {
             .then_some(())
     });
     drop(load);
-    // A guest comes back there, and changes it once more.
+    // A guest connects to the source again and changes the disk once more.
     source.load(500, &["--rw", "randwrite"]);
     wait_for_phase(&target, "ready");
     ends_well(guest(&target));
@@ -135,7 +135,7 @@ fn the_speed_is_bounded() {
     let target = crate::support::Served::start(&pair.arg("to"), &args);
     wait_for_phase(&target, "ready");
     let copied = pull(&target)["copied"].as_u64().unwrap() as f64;
-    // (Some is under way when it is ready.)
+    // Some data is in flight when the disk is ready.
     assert!(copied > 10e6);
     let rate = (copied - 10e6) / begin.elapsed().as_secs_f64();
     assert!(rate < 6.0 * 1024.0 * 1024.0, "{rate}");
@@ -166,11 +166,11 @@ fn target_ends_in_time_although_the_source_does_not_answer() {
     let source = pair.source();
     let own = pair.target_args();
     let own: Vec<_> = own.iter().map(String::as_str).collect();
-    // (Less than an answer of the source is waited for.)
+    // The timeout is shorter than the time for which the target waits for a reply of the source.
     let slowly = ["--pull-speed", "2M", "--stop-timeout", "5s"];
     let slowly = [&own[..], &slowly].concat();
     let mut target = Served::start(&pair.arg("to"), &slowly);
-    // (Not by `fathom list`, which asks the source, too.)
+    // `fathom list` would also query the source, which is stopped.
     let api = target.api();
     let copied = || {
         let info = stdout_of(&["info", &api, "--json"]);

@@ -1,4 +1,4 @@
-//! Whatever dies, nothing is lost.
+//! Tests that no data is lost when a server is killed.
 
 use crate::pair::{Pair, changes, ends_well, guest, pull, wait_for_phase};
 use crate::support::{Served, eventually};
@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-/// Servers that are killed while they copy: the disk is copied anew.
+/// A server is killed while the disk is copied. The disk is then copied anew.
 #[test]
 fn either_server_may_be_killed_while_a_disk_comes() {
     let pair = Pair::new("qcow2", "raw");
@@ -35,8 +35,10 @@ fn either_server_may_be_killed_while_a_disk_comes() {
     pair.check_same();
 }
 
-/// Killed at any instant of the switch: either the disk is here, or it is copied anew, and the guest that
-/// waits gets it in either case.
+/// The target is killed at any moment of the switch. Either it has the disk, or it copies the disk
+/// anew.
+///
+/// A guest that connects afterwards gets the disk in both cases.
 #[test]
 fn the_server_here_may_be_killed_while_it_takes_the_disk_over() {
     for round in 0..12u64 {
@@ -71,7 +73,7 @@ fn a_disk_that_is_here_needs_nobody_after_a_restart() {
     let (before, after) = (pair.path("before"), pair.path("to"));
     drop(target);
     fs::copy(&after, &before).unwrap();
-    // By the same command: nothing is copied over what the guest has written since.
+    // The same command copies nothing over what the guest has written since.
     let target = pair.target();
     assert!(pull(&target).is_null());
     ends_well(guest(&target));

@@ -1,4 +1,4 @@
-//! Disks that follow their guest: it goes on at once, and what it touches comes first.
+//! Tests post-copy: the guest resumes at once, and the blocks that it accesses are copied first.
 
 use crate::pair::{Pair, SIZE, changes, ends_well, pull, qemu_img, wait_for_phase};
 use crate::support::{Kept, Served, as_arg, eventually, fathom, refused, short_dir, stdout_of};
@@ -6,7 +6,7 @@ use std::fs;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// Slow enough for a guest to be ahead of it.
+/// Slow enough for the guest to be ahead of the copying.
 const SLOWLY: [&str; 3] = ["--pull-post-copy", "--pull-speed", "8M"];
 
 fn follower(pair: &Pair, args: &[&str]) -> Served {
@@ -15,7 +15,7 @@ fn follower(pair: &Pair, args: &[&str]) -> Served {
     Served::start(&pair.arg("to"), &[&own[..], args].concat())
 }
 
-/// A guest that knows what it has written, wherever it was then, and checks what it reads.
+/// Starts a guest that records its writes in `state`, at either server, and verifies what it reads.
 fn knowing(served: &Served, state: &str, args: &[&str]) -> Child {
     let mut bench = fathom();
     bench.args(["bench", "--vhost-user", &served.arg("s")]);
@@ -35,7 +35,7 @@ fn knowing(served: &Served, state: &str, args: &[&str]) -> Child {
     bench.spawn().unwrap()
 }
 
-/// Written where the disk was, all over it.
+/// Writes all over the disk while it is at the source.
 fn written(source: &Served, state: &str) {
     let args = ["--rw", "randwrite", "--number-ios", "6000"];
     ends_well(knowing(source, state, &args));
@@ -63,17 +63,17 @@ fn a_guest_goes_on_at_once_and_its_disk_comes_after_it() {
     ends_well(guest);
     wait_for_phase(&target, "done");
     assert_eq!(pull(&target)["left"], 0);
-    // The other one is not needed any more.
+    // The source is no longer needed.
     drop(source);
     ends_well(knowing(&target, &state, &["--verify-only"]));
     drop(target);
-    // Nor is it when it is started again, by the same command.
+    // Nor is the source needed when the target is restarted with the same command.
     let target = follower(&pair, &SLOWLY);
     assert!(pull(&target).is_null());
     ends_well(knowing(&target, &state, &["--verify-only"]));
 }
 
-/// Without a guest that changes anything it is the same disk.
+/// If no guest changes the disk, its contents stay the same.
 #[test]
 fn the_rest_comes_as_it_is_and_holes_stay_holes() {
     use std::os::unix::fs::MetadataExt;
@@ -93,8 +93,9 @@ fn the_rest_comes_as_it_is_and_holes_stay_holes() {
     assert!(blocks * 512 < SIZE, "{blocks}");
 }
 
-/// The server here, at any instant, under a guest that goes on when it is back: nothing that the guest has
-/// written is brought over.
+/// The target is killed at any moment under a guest that resumes when it is back.
+///
+/// No block that the guest has written is overwritten with a copy.
 #[test]
 fn the_server_here_may_be_killed_while_the_disk_follows() {
     let pair = Pair::new("raw", "raw");
@@ -147,7 +148,7 @@ fn the_server_here_may_be_killed_while_the_disk_follows() {
         server = start();
     }
     ends_well(guest);
-    // (A server with nothing more to bring says nothing of it.)
+    // A server with nothing left to copy reports no copying.
     eventually("incomplete", || match phase()?.as_str() {
         "\"done\"" | "null" => Some(()),
         _ => None,
@@ -168,8 +169,8 @@ fn the_server_here_may_be_killed_while_the_disk_follows() {
     drop(server);
 }
 
-/// The price: without the server that has the rest, the guest waits for what is not here; it goes on when that
-/// server is back.
+/// Without the source, the guest waits for blocks that are not copied yet. It resumes when the
+/// source is back.
 #[test]
 fn a_guest_waits_for_the_other_server_and_loses_nothing() {
     let pair = Pair::new("raw", "raw");
@@ -196,7 +197,8 @@ fn a_guest_waits_for_the_other_server_and_loses_nothing() {
     drop((source, target));
 }
 
-/// The server that has the rest can be upgraded: the other one, which knows that it has taken the disk over, asks again.
+/// The source can be upgraded. The target, which records that it has taken the disk over,
+/// reconnects.
 #[test]
 fn source_is_upgraded_while_its_disk_follows_the_guest() {
     let pair = Pair::new("raw", "raw");
@@ -205,7 +207,7 @@ fn source_is_upgraded_while_its_disk_follows_the_guest() {
     written(&source, &state);
     let target = follower(&pair, &["--pull-post-copy", "--pull-speed", "4M"]);
     wait_for_phase(&target, "ready");
-    // A move that has only begun is not interrupted.
+    // A move that has only begun is not interrupted by an upgrade.
     refused(1, &["upgrade", &source.api()], &["taking the disk over"]);
     let args = [&BOTH[..], &["--runtime", "4s", "--timeout", "60s"]].concat();
     let guest = knowing(&target, &state, &args);
@@ -222,7 +224,7 @@ fn source_is_upgraded_while_its_disk_follows_the_guest() {
     ends_well(knowing(&target, &state, &["--verify-only"]));
 }
 
-/// What is here is served by a server that is started again, whatever has become of the other one.
+/// After a restart, the target serves the blocks that it has, with or without the source.
 #[test]
 fn what_is_here_needs_nobody() {
     let pair = Pair::new("raw", "raw");
@@ -246,7 +248,7 @@ fn what_is_here_needs_nobody() {
     drop((source, target));
 }
 
-/// A guest that leaves while the other server is away is not held up: what it waits for fails.
+/// A guest can disconnect while the source is away: its waiting requests fail.
 #[test]
 fn a_guest_may_leave_while_the_other_server_is_away() {
     let pair = Pair::new("raw", "raw");
@@ -268,11 +270,11 @@ fn a_guest_may_leave_while_the_other_server_is_away() {
     });
     let (status, _) = target.terminate();
     assert_eq!(status, Some(0));
-    // What is not all here is not served by itself.
+    // An incomplete disk is not served without its source.
     let socket = target.arg("s");
     let alone = ["serve", &pair.arg("to"), "--vhost-user", &socket];
     refused(1, &alone, &["incomplete", "--pull"]);
-    // Nor from elsewhere.
+    // Nor is it copied from another source.
     let other = [&alone[..], &["--pull", "nbd://localhost:1/x"]].concat();
     refused(1, &other, &["its guest has run here"]);
 }

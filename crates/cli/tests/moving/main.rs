@@ -1,5 +1,6 @@
-//! Disks that go from one server to another. The image that was left is the oracle: nobody changes it after
-//! the disk has been taken over.
+//! Tests moves of disks from one server to another.
+//!
+//! The image at the source is the reference: nobody changes it after the disk has been taken over.
 
 #[path = "../support/mod.rs"]
 mod support;

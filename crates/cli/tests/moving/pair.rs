@@ -1,4 +1,4 @@
-//! Two servers: where a disk is, and where it is to go.
+//! Two servers: the source has a disk, and the target takes it over.
 
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 pub const SIZE: u64 = 96 << 20;
 
-/// Data here and there, and holes.
+/// Creates an image with data in some places and holes elsewhere.
 pub fn make_image(path: &Path, format: &str) {
     let raw = path.with_extension("made");
     let file = File::create(&raw).unwrap();
@@ -28,7 +28,7 @@ pub fn qemu_img(args: &[&str]) {
     assert!(output.status.success(), "{args:?}: {output:?}");
 }
 
-/// A server that a disk may leave, and the images of both.
+/// The images of source and target, and the directory for the source's socket.
 pub struct Pair {
     images: TempDir,
     formats: [String; 2],
@@ -60,7 +60,7 @@ impl Pair {
         format!("nbd+unix:///d?socket={socket}")
     }
 
-    /// Where the disk is.
+    /// Starts the server that has the disk.
     pub fn source(&self) -> Served {
         let nbd = format!("unix:{}", as_arg(&self.socket.path().join("n")));
         let _ = fs::remove_file(self.socket.path().join("n"));
@@ -78,7 +78,7 @@ impl Pair {
         )
     }
 
-    /// What the other one is started by, beside its image.
+    /// Returns the options with which the target is started, besides its image.
     pub fn target_args(&self) -> [String; 4] {
         [
             "--format".into(),
@@ -88,13 +88,13 @@ impl Pair {
         ]
     }
 
-    /// Where it is to go.
+    /// Starts the server that takes the disk over.
     pub fn target(&self) -> Served {
         let args = self.target_args();
         Served::start(&self.arg("to"), &args.each_ref().map(String::as_str))
     }
 
-    /// Neither is served any more.
+    /// Compares both images, which no server may have open.
     pub fn check_same(&self) {
         let [from, to] = &self.formats;
         for (format, name) in [(from, "from"), (to, "to")] {
@@ -107,12 +107,12 @@ impl Pair {
     }
 }
 
-/// What is told of the disk's way here.
+/// Returns what the target reports about the copying of the disk.
 pub fn pull(served: &Served) -> Value {
     listed(served)["pull"].clone()
 }
 
-/// What is told of the disk; nothing, if the server is not there.
+/// Returns what `fathom list` reports about the disk, or null if the server is not listed.
 pub fn listed(served: &Served) -> Value {
     let listed = stdout_of(&["list", "--json"]);
     let listed: Vec<Value> = serde_json::from_str(&listed).unwrap();
@@ -125,7 +125,7 @@ pub fn wait_for_phase(served: &Served, phase: &str) {
     eventually(phase, || (pull(served)["phase"] == phase).then_some(()));
 }
 
-/// A guest of the disk that changes it, in ways of all kinds, until it is killed.
+/// Starts a guest that changes the disk with all kinds of requests until it is killed.
 pub fn changes(served: &Served) -> Kept {
     let load = ["--rw", "randrw", "--rwmixtrim", "5", "--rwmixzero", "10"];
     let load = [&load[..], &["--iodepth", "8"]].concat();
@@ -136,7 +136,7 @@ pub fn changes(served: &Served) -> Kept {
     load
 }
 
-/// A guest that comes and reads.
+/// Starts a guest that connects and reads.
 pub fn guest(served: &Served) -> Child {
     let mut bench = fathom();
     bench.args([

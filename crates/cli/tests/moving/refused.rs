@@ -1,4 +1,4 @@
-//! What cannot be is said at once, in one line.
+//! Tests that impossible moves are rejected at once, with one line.
 
 use crate::pair::{Pair, SIZE, qemu_img};
 use crate::support::{Served, refused, short_dir};
@@ -26,22 +26,22 @@ fn what_cannot_come_is_refused() {
         &[&serve[..], &["--pull", "http://x/"]].concat(),
         &["--pull"],
     );
-    // Another size.
+    // The sizes differ.
     let large = pair.arg("large");
     qemu_img(&["create", &large, &(2 * SIZE).to_string()]);
     let wrong = ["serve", &large, "--vhost-user", &socket, "--pull", &uri];
     refused(1, &wrong, &["must have the same size"]);
-    // A record that is something else.
+    // The file of the record is something else.
     fs::write(pair.path("to.pull"), "my thesis").unwrap();
     refused(1, &pulled, &["to.pull", "not a record"]);
     assert_eq!(fs::read(pair.path("to.pull")).unwrap(), b"my thesis");
     fs::remove_file(pair.path("to.pull")).unwrap();
-    // Where to note it is not known.
+    // There is no known place for the record.
     let memory = format!("memory:{SIZE}");
     let args = ["serve", &memory, "--vhost-user", &socket, "--pull", &uri];
     refused(1, &args, &["--pull-record"]);
     drop(source);
-    // A server that does not let it go.
+    // The server does not allow the takeover.
     let nbd = format!("unix:{}", uri.split_once("socket=").unwrap().1);
     let _ = fs::remove_file(uri.split_once("socket=").unwrap().1);
     let _still = Served::start(&pair.arg("from"), &["--nbd", &nbd, "--export-name", "d"]);
@@ -77,7 +77,7 @@ fn one_server_at_a_time_takes_a_disk_over() {
     drop(source);
 }
 
-/// Nobody else changes a disk that may be taken over.
+/// Only the guest may change a disk that may be taken over.
 #[test]
 fn nbd_clients_of_such_a_disk_only_read() {
     let pair = Pair::new("raw", "raw");

@@ -1,4 +1,4 @@
-//! To a server whose disks have processes of their own, in cages; by TLS.
+//! Tests moves by TLS to a server whose disks run in sandboxed processes of their own.
 
 use crate::pair::{Pair, changes, ends_well, guest};
 use crate::support::certificates::Certificates;

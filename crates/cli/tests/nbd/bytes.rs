@@ -1,4 +1,4 @@
-//! Requests that are not of whole blocks.
+//! Tests requests that do not consist of whole blocks.
 
 use super::commands::PRELUDE;
 use super::driver::{Driver, Request, with_disk};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const BYTES: &str = include_str!("bytes.py");
 const SIZE: u64 = 64 << 20;
-/// Where blocks begin that are written as a whole, too; see the script.
+/// Offset of the blocks that are also written as a whole; see the script.
 const SHARED: u64 = 2 << 20;
 
 fn run(uri: &str, environment: &[(&str, &str)]) {
@@ -64,7 +64,7 @@ fn no_byte_is_lost_in_images() {
     }
 }
 
-/// One that is ended when dropped.
+/// A process that is killed when dropped.
 struct Other(Child);
 
 impl Drop for Other {
@@ -74,7 +74,7 @@ impl Drop for Other {
     }
 }
 
-/// It refuses what is not of its blocks.
+/// The server rejects requests that do not consist of its whole blocks.
 #[test]
 fn no_byte_is_lost_where_blocks_are_larger() {
     let dir = short_dir();
@@ -94,8 +94,8 @@ fn no_byte_is_lost_where_blocks_are_larger() {
     run(&nbd.uri(), &[]);
 }
 
-/// The guest writes whole blocks, each with one version after the other, and
-/// finds no older one but where clients write.
+/// The guest writes whole blocks, one version after the other. It finds older versions only where
+/// clients write.
 #[test]
 fn no_byte_is_lost_beside_a_virtual_machine() {
     let dir = disk_dir();
@@ -114,7 +114,7 @@ fn no_byte_is_lost_beside_a_virtual_machine() {
     }
 }
 
-/// What clients write of each block: as in the script.
+/// The ranges of each block that clients write, as in the script.
 const THEIRS: [(usize, usize); 5] = [(7, 100), (511, 2), (513, 1), (1500, 600), (4095, 1)];
 
 fn write_versions(driver: &mut Driver<'_>, over: &AtomicBool) {
@@ -130,7 +130,7 @@ fn write_versions(driver: &mut Driver<'_>, over: &AtomicBool) {
         });
         let written = driver.all(&writes.collect::<Vec<_>>());
         assert!(written.iter().all(Result::is_ok), "{written:?}");
-        // Whoever read before the writes writes back meanwhile.
+        // A read-modify-write that has read before these writes writes back meanwhile.
         for _ in 0..3 {
             let reads = offsets
                 .clone()
@@ -144,7 +144,7 @@ fn write_versions(driver: &mut Driver<'_>, over: &AtomicBool) {
     }
 }
 
-/// The rest of a block is not made up where it cannot be read.
+/// If the rest of a block cannot be read, it is not replaced with other data.
 #[test]
 fn what_cannot_be_read_is_not_written_back() {
     let fault = "fault:error=EIO,op=read,range=4096+512";
@@ -161,7 +161,7 @@ assert h.pread(10, 5000) == b'x' * 10
     nbd.python(&format!("{PRELUDE}{script}"), &[]);
 }
 
-/// Of the blocks at both ends, too.
+/// A durable write also makes the partial blocks at both ends durable.
 #[test]
 fn what_is_to_be_durable_is() {
     let nbd = Nbd::start("memory:1M", &["--filter", "fault:writes=lost"]);
@@ -187,7 +187,7 @@ assert h.pread(65536, 0) == model
     nbd.python(&format!("{PRELUDE}{left}"), &[]);
 }
 
-/// More at once than there are buffers for blocks' ends.
+/// More requests at once than there are buffers for partial blocks.
 #[test]
 fn any_number_of_bytes_is_written_at_once() {
     let slow = ["--filter", "delay:read=20ms"];
@@ -204,7 +204,7 @@ for n in range(200):
     nbd.python(&format!("{PRELUDE}{script}"), &[]);
 }
 
-/// QEMU's client, which asks for nothing but what it was told, and nbdcopy.
+/// QEMU's client, which sends only requests that the server's block sizes allow, and nbdcopy.
 #[test]
 fn others_read_and_write_bytes() {
     let dir = short_dir();

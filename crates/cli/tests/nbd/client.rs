@@ -1,4 +1,4 @@
-//! `fathom serve nbd://...`: a disk that an NBD server has, for others.
+//! Tests `fathom serve nbd://...`: Fathom serves a disk of another NBD server.
 
 use crate::support::nbd::{Nbd, make_image, prints, tool};
 use crate::support::{Served, as_arg, eventually, fathom, listens, refused, short_dir};
@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A server of others; killed when dropped.
+/// An NBD server of another program; killed when dropped.
 struct Origin(Child);
 
 impl Origin {
-    /// `program ARGS`, which makes this socket.
+    /// Runs `program ARGS`, which creates this socket.
     fn start(program: &str, args: &[&str], socket: &Path) -> Origin {
         let mut command = Command::new(program);
         command
@@ -23,7 +23,7 @@ impl Origin {
         origin
     }
 
-    /// qemu-nbd with an image of this format, for several clients.
+    /// Starts qemu-nbd for several clients, with an image of this format.
     fn of_image(format: &str, image: &str, socket: &Path) -> Origin {
         let path = as_arg(socket);
         let args = [
@@ -40,7 +40,7 @@ impl Origin {
         Origin::start("qemu-nbd", &args, socket)
     }
 
-    /// Has it close its image.
+    /// Stops the server, which closes its image.
     fn end(mut self) {
         let pid = self.0.id().to_string();
         prints(Path::new("/"), "kill", &[&pid]);
@@ -59,7 +59,7 @@ fn uri_of(socket: &Path) -> String {
     format!("nbd+unix:///?socket={}", as_arg(socket))
 }
 
-/// QEMU's tools write through Fathom, and find it at the origin.
+/// QEMU's tools write through Fathom, and the data arrives at the origin.
 #[test]
 fn what_is_written_through_fathom_is_in_the_origin() {
     let dir = short_dir();
@@ -116,7 +116,7 @@ fn what_is_written_through_fathom_is_in_the_origin() {
     }
 }
 
-/// Two servers in a row, the first of which is ours, too.
+/// Two Fathom servers in a row.
 #[test]
 fn fathom_serves_what_fathom_serves() {
     let first = Nbd::start("memory:64M", &["--iothreads", "2"]);

@@ -1,4 +1,4 @@
-//! The protocol's commands by scripts for libnbd, on disks of every kind.
+//! Tests the commands of the protocol with libnbd scripts, on disks of every kind.
 
 use super::support::nbd::{Nbd, make_image, prints};
 use super::support::{as_arg, disk_dir, short_dir};
@@ -16,7 +16,7 @@ fn script(nbd: &Nbd, script: &str, environment: &[(&str, &str)]) {
     nbd.python(&format!("{PRELUDE}{script}"), environment);
 }
 
-/// `ours`, made by requests, has `theirs` in it and is sound.
+/// Asserts that the image `ours` has the contents of `theirs` and is sound.
 fn compare(dir: &Path, format: &str, ours: &str, theirs: &str) {
     let args = ["compare", "-f", format, "-F", "raw", ours, theirs];
     prints(dir, "qemu-img", &args);
@@ -25,8 +25,9 @@ fn compare(dir: &Path, format: &str, ours: &str, theirs: &str) {
     }
 }
 
-/// All commands, then what is refused, then many at once, on a disk that is
-/// new; the image has what it should in the end.
+/// Runs all commands on a new disk, then those that are rejected, then many at once.
+///
+/// In the end the image has the expected contents.
 fn exercise(disk: &str, format: Option<&str>, args: &[&str]) {
     let dir = disk_dir();
     let model = as_arg(&dir.path().join("model"));
@@ -48,7 +49,7 @@ fn exercise(disk: &str, format: Option<&str>, args: &[&str]) {
     script(&nbd, IN_FLIGHT, &[("MODEL", &model)]);
     assert_eq!(nbd.terminate().0, Some(0), "{}", nbd.log());
     if let Some(format) = format {
-        // The model is the first part; the rest is zeroes.
+        // The model is the first part of the disk; the rest is zeroes.
         fs::File::options()
             .write(true)
             .open(&model)
@@ -90,7 +91,7 @@ fn nothing_is_written_to_a_disk_that_is_read_only() {
     assert!(fs::read(&image).unwrap().iter().all(|byte| *byte == 0));
 }
 
-/// From the device itself: what is in the page cache is there at once.
+/// Reads from the device itself, because data in the page cache is returned at once.
 #[test]
 fn a_small_read_overtakes_large_ones() {
     let dir = disk_dir();
@@ -117,7 +118,7 @@ fn a_disk_is_under_its_name_and_under_none() {
     assert!(!other.status.success());
 }
 
-/// Every command fails, and the client hears so and may go on.
+/// The client receives the error of each failed command and may continue.
 #[test]
 fn commands_that_fail_leave_the_connection_as_it_was() {
     let nbd = Nbd::start("memory:16M", &["--filter", "fault:error=ENOSPC,count=6"]);

@@ -1,4 +1,4 @@
-//! What is left of a server that was killed while two clients wrote.
+//! Tests an image whose server was killed while two clients wrote.
 
 use super::commands::PRELUDE;
 use super::support::nbd::{Nbd, make_image, tool};
@@ -10,9 +10,9 @@ const WRITER: &str = include_str!("writer.py");
 const READER: &str = include_str!("reader.py");
 const SIZE: u64 = 4 << 30;
 
-/// A flush by one connection covers what the other has written before: what
-/// CAN_MULTI_CONN promises. What was flushed is there after the server's
-/// death, and the image is sound.
+/// A flush on one connection covers earlier writes on the other, as CAN_MULTI_CONN promises.
+///
+/// Flushed data survives the server's death, and the image is sound.
 #[test]
 fn what_was_flushed_outlives_the_server() {
     for (format, cache) in [
@@ -33,7 +33,7 @@ fn what_was_flushed_outlives_the_server() {
             .stdout(Stdio::piped())
             .spawn()
             .expect("python3 is installed by `make setup`");
-        // After some flushes, whatever it is doing then. The pipe stays open.
+        // Kills the server after some flushes, whatever it is doing then. The pipe stays open.
         let mut flushes = BufReader::new(writer.stdout.take().expect("piped")).lines();
         let count = flushes.by_ref().take(40).count();
         assert_eq!(count, 40, "the writer ended");
@@ -41,8 +41,9 @@ fn what_was_flushed_outlives_the_server() {
         assert!(writer.wait().expect("a child").success());
         nbd.end();
         if format != "raw" {
-            // Clusters may be lost, but nothing else (that is status 3).
-            // Its lock goes when the kernel has finished the server's I/O.
+            // Clusters may be leaked (status 3), but nothing else may be wrong.
+            //
+            // The lock of the image is released only when the kernel has finished the server's I/O.
             let checked = tool(
                 dir.path(),
                 "qemu-img",

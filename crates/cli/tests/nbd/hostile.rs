@@ -1,4 +1,4 @@
-//! Clients that mean harm, each while another one works and must not notice.
+//! Tests hostile clients. Another client works meanwhile and must not notice them.
 
 use super::support::nbd::Nbd;
 use super::support::{PATIENCE, eventually};
@@ -11,7 +11,7 @@ use std::time::Duration;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const MIB: u64 = 1 << 20;
 
-/// A client of a few lines that sends what it likes.
+/// A minimal client that can send anything.
 struct Raw(UnixStream);
 
 impl Raw {
@@ -24,7 +24,7 @@ impl Raw {
         Raw(stream)
     }
 
-    /// As far as the first option.
+    /// Connects, up to the first option of the handshake.
     fn greeted(socket: &PathBuf) -> Raw {
         let mut raw = Raw::connect(socket);
         let mut greeting = [0; 18];
@@ -34,7 +34,7 @@ impl Raw {
         raw
     }
 
-    /// In the transmission phase, with simple replies.
+    /// Connects and enters the transmission phase, with simple replies.
     fn admitted(socket: &PathBuf) -> Raw {
         let mut raw = Raw::greeted(socket);
         raw.option(1, 0, &[]);
@@ -63,12 +63,12 @@ impl Raw {
         self.send(&bytes)
     }
 
-    /// False: the server takes no more, or is gone.
+    /// Returns false if the server accepts no more data or has closed the connection.
     fn send(&mut self, bytes: &[u8]) -> bool {
         self.0.write_all(bytes).is_ok()
     }
 
-    /// The server hangs up, whatever it says before.
+    /// Waits until the server closes the connection, whatever it sends before.
     fn is_dropped(&mut self) {
         let mut buffer = vec![0; 1 << 16];
         loop {
@@ -81,7 +81,7 @@ impl Raw {
         }
     }
 
-    /// Writes and reads what it wrote until it is told that all is over.
+    /// Writes, and reads what it wrote, until `over` is set.
     fn work(&mut self, over: &AtomicBool) {
         let mut reply = vec![0; 16 + 4096];
         let mut number = 0u64;
@@ -98,9 +98,11 @@ impl Raw {
     }
 }
 
-/// Has `harm` done by so many connections to a server on which another client
-/// works all the time. Afterwards nothing of them is left there but a line of
-/// log each, and its memory never passed `limit`.
+/// Runs `harm` with `connections` connections to a server on which another client works all the
+/// time.
+///
+/// Afterwards only a line of log is left of each connection, and the server's memory has never
+/// exceeded `limit`.
 fn undisturbed(limit: u64, connections: usize, harm: impl FnOnce(&PathBuf)) -> Nbd {
     let mut nbd = Nbd::start("memory:16M", &["--iothreads", "2"]);
     nbd.verify(100, &["--rw", "randrw"]);
@@ -135,8 +137,9 @@ fn undisturbed(limit: u64, connections: usize, harm: impl FnOnce(&PathBuf)) -> N
     nbd
 }
 
-/// Lines of log about this process's connections with these words, with those
-/// that are counted only.
+/// Returns the number of log lines with these words about connections of this process.
+///
+/// Lines that are only counted in a summary are included.
 fn lines(nbd: &Nbd, words: &str) -> usize {
     let us = format!("process {}:", std::process::id());
     let wanted = |line: &&str| line.contains(&us) && line.contains(words);
@@ -161,7 +164,7 @@ fn clients_that_hang_in_the_handshake() {
         for raw in &mut promised {
             raw.option(7, 100, b"less than promised");
         }
-        // The time-out ends them.
+        // The timeout ends these connections.
         for mut raw in silent.into_iter().chain(half).chain(promised) {
             raw.is_dropped();
         }
@@ -215,7 +218,7 @@ fn clients_that_vanish_with_requests_in_flight() {
                 raw.request(0, cookie, 0, MIB as u32);
             }
             if i % 3 == 0 {
-                // In the middle of a write's data, or of a header.
+                // The client disconnects in the middle of a write's data, or of a header.
                 raw.request(1, 99, 0, 8192);
                 raw.send(&[7; 5000]);
             } else if i % 3 == 1 {
@@ -224,7 +227,8 @@ fn clients_that_vanish_with_requests_in_flight() {
             drop(raw);
         }
     });
-    // One may be gone when nothing of its has been read or all of that answered.
+    // A client may also disconnect when none of its requests has been read, or all have been
+    // completed.
     let (closed, in_flight) = (
         lines(&nbd, "closed by the client"),
         lines(&nbd, "requests in flight"),
@@ -256,7 +260,7 @@ fn thousands_of_clients() {
             if round % 2 == 0 {
                 continue;
             }
-            // The server makes room by dropping those that do nothing.
+            // The server makes room by disconnecting idle clients.
             let mut last = Raw::admitted(socket);
             assert!(last.request(0, 1, 0, 512));
             let mut reply = [0; 16 + 512];

@@ -1,6 +1,6 @@
-//! `fathom serve --nbd` under programs that others wrote: libnbd with nbdinfo,
-//! nbdcopy and scripts, QEMU's tools, fio; under clients that mean harm; and as
-//! a client itself.
+//! Tests `fathom serve --nbd` with foreign programs, with hostile clients, and as a client itself.
+//!
+//! The foreign programs are nbdinfo, nbdcopy and scripts of libnbd, QEMU's tools, and fio.
 
 #[path = "../support/driver.rs"]
 #[allow(dead_code, reason = "the serve tests use all of it")]

@@ -1,4 +1,4 @@
-//! `fathom serve --run`: a disk that is served while a command runs.
+//! Tests `fathom serve --run`, which serves a disk while a command runs.
 
 use super::support::{Kept, as_arg, disk_dir, eventually, fathom, refused, run, stdout_of};
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 const SIZE: usize = 8 << 20;
 
-/// Runs `fathom serve DISK ARGS --run COMMAND`, and returns the exit status and what was printed.
+/// Runs `fathom serve DISK ARGS --run COMMAND`. Returns the exit status, stdout and stderr.
 fn serve(disk: &str, args: &[&str], command: &str) -> (Option<i32>, String, String) {
     let all = [&["serve", disk], args, &["--run", command]].concat();
     let output = run(&all);
@@ -24,7 +24,7 @@ fn serve(disk: &str, args: &[&str], command: &str) -> (Option<i32>, String, Stri
 fn command_reaches_the_disk_and_its_status_is_the_status() {
     let (status, stdout, stderr) = serve("memory:8M", &[], r#"nbdinfo --size "$uri"; exit 7"#);
     assert_eq!((status, stdout.trim()), (Some(7), "8388608"), "{stderr}");
-    // What the server prints at its end is not mixed with the output of the command.
+    // The server's final output is not mixed with the output of the command.
     let stats = stderr.contains("total") || stderr.contains("no request");
     assert!(stats && !stderr.contains("INFO"), "{stderr}");
     let killed = serve("memory:8M", &[], "kill -s KILL $$");
@@ -51,7 +51,7 @@ fn both_kinds_of_sockets_are_temporary() {
     let (status, stdout, stderr) = serve("memory:8M", &args, check);
     assert_eq!(status, Some(0), "{stderr}");
     assert!(!Path::new(stdout.trim()).exists(), "{stdout}");
-    // A front-end alone has no URI.
+    // A disk that is served only by vhost-user has no URI.
     let (status, stdout, _) = serve("memory:8M", &args[..2], r#"echo "-$uri-""#);
     assert_eq!((status, stdout.trim()), (Some(0), "--"));
     for temporary in [["--vhost-user", "-"], ["--nbd", "unix:-"]] {
@@ -94,7 +94,7 @@ fn upgraded_server_stops_with_the_command() {
     has_ended(pid).expect("the successor has stopped");
 }
 
-/// A server with a command that waits until the test has read `started`.
+/// Starts a server whose command waits. Also returns the process ids of the server and the command.
 fn start(dir: &Path) -> (Kept, u64, u64) {
     let started = dir.join("started");
     let command = format!(
@@ -104,7 +104,7 @@ fn start(dir: &Path) -> (Kept, u64, u64) {
     let api = as_arg(&dir.join("api"));
     let mut serve = fathom();
     serve.args(["serve", "memory:8M", "--api", &api, "--run", &command]);
-    // A group of its own, as a shell gives to a command.
+    // A process group of its own, as a shell creates for a command.
     let parent = Kept::spawn(serve.process_group(0));
     let shell = eventually("the command runs", || fs::read_to_string(&started).ok());
     let info: serde_json::Value =
@@ -117,7 +117,7 @@ fn start(dir: &Path) -> (Kept, u64, u64) {
 }
 
 fn has_ended(pid: u64) -> Option<()> {
-    // (A process whose parent has been killed may be a zombie for a moment.)
+    // A process whose parent has been killed may be a zombie for a moment.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     (stat.is_empty() || stat.contains(") Z ")).then_some(())
 }
@@ -136,7 +136,7 @@ fn signals_end_the_command_and_then_the_server() {
         let dir = disk_dir();
         let (mut parent, server, shell) = start(dir.path());
         match signal {
-            // As Ctrl-C does: to all of the terminal's foreground process group.
+            // Ctrl-C sends the signal to the terminal's whole foreground process group.
             "INT" => kill_group(&parent, signal),
             _ => parent.signal(signal),
         }
@@ -148,7 +148,7 @@ fn signals_end_the_command_and_then_the_server() {
     }
 }
 
-/// Ends what the command has left behind.
+/// Kills what the command has left behind.
 fn kill_group_if_any(parent: &Kept) {
     let group = format!("-{}", parent.0.id());
     let mut kill = Command::new("kill");

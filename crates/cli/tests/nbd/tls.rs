@@ -1,4 +1,4 @@
-//! TLS with the clients of libnbd and QEMU, both of which use GnuTLS.
+//! Tests TLS with the clients of libnbd and QEMU, both of which use GnuTLS.
 
 use super::support::certificates::Certificates;
 use super::support::nbd::{Nbd, make_image, prints, tool};
@@ -14,7 +14,7 @@ fn serve(certificates: &Certificates, args: &[&str]) -> Nbd {
     Nbd::start("memory:16M", &[&tls, args].concat())
 }
 
-/// libnbd's URI with TLS.
+/// Returns libnbd's URI with TLS.
 fn nbds(nbd: &Nbd, certificates: &str) -> String {
     let socket = nbd.arg("s");
     format!("nbds+unix:///?socket={socket}&tls-certificates={certificates}&tls-hostname=localhost")
@@ -30,7 +30,7 @@ fn reaches(dir: &Path, uri: &str) -> bool {
     output.status.success()
 }
 
-/// QEMU's node for the export, by certificates in a directory.
+/// Runs qemu-io on the export, with the certificates in a directory.
 fn qemu(nbd: &Nbd, certificates: &str, args: &[&str]) -> bool {
     let object = format!("tls-creds-x509,id=tls,dir={certificates},endpoint=client");
     let image = format!(
@@ -101,7 +101,7 @@ fn clients_show_a_certificate_where_that_is_demanded() {
     assert!(!reaches(&dir, &nbd.uri()));
 }
 
-/// In both directions, more than what fits any buffer, by several connections.
+/// Transfers more than any buffer holds, in both directions and on several connections.
 #[test]
 fn data_passes_tls_unharmed() {
     let certificates = Certificates::new();
@@ -122,8 +122,9 @@ fn data_passes_tls_unharmed() {
     super::support::nbd::python(&script, &[("URI", &uri)]);
 }
 
-/// A tenant in its cage has its certificates read by its supervisor. The server is killed under a load that
-/// looks at what it reads.
+/// The supervisor reads the certificates for its sandboxed tenant.
+///
+/// The server is killed under a load that verifies what it reads.
 #[test]
 fn a_disk_of_a_tenant_is_reached_by_tls_again_and_again() {
     let (certificates, dir) = (Certificates::new(), short_dir());
@@ -152,7 +153,8 @@ fn a_disk_of_a_tenant_is_reached_by_tls_again_and_again() {
         )
     };
     let add = ["disk", "add", "--server", &api];
-    // (Who closes a connection on which there is something unread may take its last words back.)
+    // A side that closes a connection with unread data may discard the last message that it has
+    // sent.
     let lines = ["handshake"];
     refused(1, &[&add[..], &["far", &uri(&stranger)]].concat(), &lines);
     stdout_of(&[&add[..], &["far", &uri(&client)]].concat());

@@ -1,4 +1,4 @@
-//! The tools of libnbd and QEMU, and fio.
+//! Tests the tools of libnbd and QEMU, and fio.
 
 use super::support::nbd::{Nbd, make_image, prints, tool};
 use super::support::{as_arg, disk_dir, stdout_of};
@@ -8,7 +8,7 @@ use std::path::Path;
 
 const SIZE: u64 = 64 << 20;
 
-/// A sparse file: data at the start, in the middle and at the very end.
+/// Creates a sparse file with data at the start, in the middle and at the very end.
 fn sparse_file(dir: &Path) -> String {
     let path = dir.join("sparse");
     let file = fs::File::create(&path).unwrap();
@@ -77,7 +77,7 @@ fn nbdcopy_copies_in_and_out_and_keeps_holes() {
     let image = make_image(dir.path(), "qcow2", SIZE);
     let memory = Nbd::start("memory:64M", &["--iothreads", "2"]);
     let qcow2 = Nbd::start(&image, &["--format", "qcow2"]);
-    // File to memory to qcow2, which are two servers, to a file.
+    // Copies a file to memory, from there to qcow2 at another server, and from there to a file.
     for (from, to) in [
         (source.clone(), memory.uri()),
         (memory.uri(), qcow2.uri()),
@@ -107,7 +107,7 @@ fn nbdcopy_copies_in_and_out_and_keeps_holes() {
     }
 }
 
-/// What qemu-img says of extents, without where they are in a file.
+/// Returns the extents that qemu-img reports, without their offsets in a file.
 fn map(dir: &Path, args: &[&str]) -> String {
     prints(dir, "qemu-img", &[&["map", "--output=json"], args].concat())
 }
@@ -197,8 +197,8 @@ fn qemus_tools_convert_compare_map_and_write() {
     }
 }
 
-/// The clients of QEMU 8.2 and newer ask for extended headers; one request of
-/// more than 4 GiB shows that they are in use.
+/// The clients of QEMU 8.2 and newer request extended headers. One request of more than 4 GiB shows
+/// that extended headers are in use.
 #[test]
 fn qemu_uses_extended_headers() {
     let dir = disk_dir();
@@ -258,8 +258,7 @@ fn fio_finds_what_it_wrote() {
     }
 }
 
-/// Our own client in every form of replies, on several connections to several
-/// workers.
+/// Fathom's own client with every form of replies, on several connections to several workers.
 #[test]
 fn the_load_generator_finds_what_it_wrote() {
     let dir = disk_dir();

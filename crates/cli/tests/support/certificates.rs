@@ -33,7 +33,7 @@ impl Certificates {
         certificates.sign("server", "server", "ours");
         certificates.sign("client", "client", "ours");
         certificates.sign("stranger", "client", "others");
-        // A client that trusts the server and has nothing to show for itself.
+        // A client that trusts the server and has no certificate of its own.
         let anonymous = certificates.dir("anonymous");
         fs::copy(
             certificates.dir("ours").join("ca-cert.pem"),
@@ -49,7 +49,7 @@ impl Certificates {
         dir
     }
 
-    /// A key in `directory` with a certificate for `role`.
+    /// Creates a key in `directory` with a certificate for `role`.
     fn sign(&self, directory: &str, role: &str, authority: &str) {
         let dir = self.dir(directory);
         let authority = self.dir(authority);
@@ -93,7 +93,7 @@ impl Certificates {
             &cert,
         ];
         prints(&dir, "openssl", &sign);
-        // Everybody here trusts our authority.
+        // Every directory trusts our authority.
         let ours = self.dir("ours").join("ca-cert.pem");
         fs::copy(ours, dir.join("ca-cert.pem")).unwrap();
     }

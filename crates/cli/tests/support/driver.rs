@@ -1,5 +1,5 @@
-//! A disk as a program sees it that has a driver in itself: the `virtio-driver`
-//! crate, of which nothing is ours.
+//! A disk as seen by a program with its own virtio driver: the `virtio-driver` crate, which is
+//! independent of Fathom.
 
 use super::support::{PATIENCE, eventually};
 use fathom_testing::Tried;
@@ -10,9 +10,9 @@ use virtio_driver::{
     VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
-/// The longest read or write.
+/// Maximum length of a read or write in bytes.
 pub const MAX_LEN: usize = 256 << 10;
-/// Requests in flight by each queue.
+/// Maximum number of requests in flight on each queue.
 const DEPTH: usize = 16;
 const QUEUE_SIZE: u16 = 64;
 
@@ -32,7 +32,7 @@ pub struct Driver<'a> {
     memory: Memory,
 }
 
-/// Shared with the server: a place of `MAX_LEN` bytes for each request.
+/// Memory that is shared with the server: `MAX_LEN` bytes for each request.
 struct Memory {
     base: *mut u8,
     len: usize,
@@ -60,18 +60,18 @@ impl Memory {
         }
     }
 
-    /// The place of a request that is not in flight.
+    /// Returns the memory of a request that is not in flight.
     fn place(&mut self, index: usize) -> &mut [u8] {
         assert!((index + 1) * MAX_LEN <= self.len);
-        // SAFETY: within the mapping, which `self` owns; the server uses a
-        // place only while its request is in flight.
+        // SAFETY: the range is within the mapping, which `self` owns. The server uses it only while
+        // its request is in flight.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(index * MAX_LEN), MAX_LEN) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody has a reference into it.
+        // SAFETY: `self` owns the mapping, and nobody has a reference into it.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
@@ -83,8 +83,8 @@ pub fn with_disk<T>(socket: &str, queues: usize, work: impl FnOnce(&mut Driver<'
         | VirtioBlkFeatureFlags::WRITE_ZEROES
         | VirtioBlkFeatureFlags::MQ;
     let ring = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
-    // The connection before is closed only when no process has it, such as one
-    // that another test has forked and that has not come to its exec yet.
+    // The previous connection is closed only when no process has it. Another test may have forked a
+    // process that has not called exec yet.
     let transport = eventually("a connection", || {
         VhostUser::new(socket, features.bits() | ring.bits()).ok()
     });
@@ -99,14 +99,15 @@ pub fn with_disk<T>(socket: &str, queues: usize, work: impl FnOnce(&mut Driver<'
 }
 
 impl Driver<'_> {
-    /// In bytes.
+    /// Returns the size of the disk in bytes.
     pub fn size(&self) -> u64 {
         let config = self.transport.get_config().expect("a config space");
         u64::from(config.capacity) * 512
     }
 
-    /// Has these done, as many at once as there is room for, by all queues in
-    /// turn. For each, what was read, or the errno.
+    /// Executes the requests on all queues in turn, as many at once as there is room for.
+    ///
+    /// Returns for each request the data that was read, or the errno.
     pub fn all(&mut self, requests: &[Request]) -> Vec<Result<Vec<u8>, i32>> {
         Tried::Requests.count(requests.len() as u64);
         let at_once = DEPTH * self.queues.len();
@@ -135,7 +136,7 @@ impl Driver<'_> {
         outcomes.into_iter().enumerate().map(outcome).collect()
     }
 
-    /// Has one done by the first queue, and sees its answer before it is told.
+    /// Executes a request on the first queue, and sees its completion before the interrupt.
     pub fn spin(&mut self, request: &Request) {
         self.submit(0, request);
         self.queues[0].set_used_notif_enabled(true);
@@ -169,7 +170,7 @@ impl Driver<'_> {
         queued.expect("queued");
     }
 
-    /// Until the queue has answered so many.
+    /// Waits until the queue has completed `count` requests.
     fn wait(&mut self, number: usize, count: usize, outcomes: &mut [Option<i32>]) {
         let call = self.transport.get_completion_fd(number);
         let queue = &mut self.queues[number];
@@ -193,7 +194,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Everything on the disk.
+    /// Returns the contents of the whole disk.
     pub fn contents(&mut self) -> Vec<u8> {
         let size = self.size();
         let reads: Vec<_> = (0..size)

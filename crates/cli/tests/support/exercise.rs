@@ -1,14 +1,14 @@
-//! Random requests to a disk, and what must come of them.
+//! Random requests to a disk, and checks of their results.
 
 use super::driver::{Driver, MAX_LEN, Request};
 use super::kinds::SIZE;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Returns the first byte at which they differ.
+/// Returns the index of the first byte at which the slices differ.
 pub fn differ(ours: &[u8], theirs: &[u8]) -> Option<usize> {
     assert_eq!(ours.len(), theirs.len());
-    // Slices are compared much faster than bytes.
+    // Comparing slices is much faster than comparing bytes.
     if ours == theirs {
         return None;
     }
@@ -17,7 +17,7 @@ pub fn differ(ours: &[u8], theirs: &[u8]) -> Option<usize> {
         .position(|(one, other)| one != other)
 }
 
-/// Returns the number in a variable of the environment.
+/// Returns the number in an environment variable.
 pub fn variable(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(
@@ -26,8 +26,7 @@ pub fn variable(name: &str) -> Option<u64> {
     )
 }
 
-/// Numbers that look random (xorshift): the same in every run, unless
-/// FATHOM_SEED has a number that makes others.
+/// Pseudo-random numbers (xorshift), the same in every run. FATHOM_SEED selects other numbers.
 pub struct Random(u64);
 
 impl Random {
@@ -43,7 +42,7 @@ impl Random {
         (self.0 >> 11) % n
     }
 
-    /// Sectors within the disk; short ranges are as likely as long ones.
+    /// Returns a range of sectors on the disk; short ranges are as likely as long ones.
     fn range(&mut self, longest: u64) -> Range<u64> {
         let bits = self.below(u64::from(longest.ilog2()) + 1);
         let len = (1 + self.below(1 << bits))
@@ -81,8 +80,9 @@ impl Random {
     }
 }
 
-/// Random requests, many at once, none of which overlap; `model` is what the
-/// disk has in it then.
+/// Executes random requests, many at once, none of which overlap.
+///
+/// Afterwards `model` has the contents of the disk.
 pub fn exercise(disk: &mut Driver<'_>, model: &mut [u8], random: &mut Random) {
     for _ in 0..12 {
         let mut batch: Vec<(Request, Range<u64>)> = Vec::new();
@@ -113,8 +113,7 @@ pub fn exercise(disk: &mut Driver<'_>, model: &mut [u8], random: &mut Random) {
     }
 }
 
-/// What was discarded is as it was or zeroes, sector by sector, and remains
-/// so.
+/// Each discarded sector is unchanged or zeroes. Its contents are then fixed.
 fn discarded(disk: &mut Driver<'_>, part: &mut [u8], range: Range<u64>) {
     let chunks = part.chunks_mut(MAX_LEN).zip(range.step_by(MAX_LEN));
     for (part, offset) in chunks {
@@ -128,7 +127,9 @@ fn discarded(disk: &mut Driver<'_>, part: &mut [u8], range: Range<u64>) {
     }
 }
 
-/// Rounds of a test that kills a server during an operation. A kill may come before or after the operation's completion.
+/// Rounds of a test that kills a server during an operation.
+///
+/// A kill may come before or after the operation's completion.
 pub struct KillRounds {
     wanted: usize,
     begun: usize,
@@ -141,7 +142,7 @@ pub struct KillRounds {
 const SCALES: [f64; 2] = [0.01, 50.0];
 
 impl KillRounds {
-    /// Ten, times FATHOM_ROUNDS.
+    /// Creates 10 rounds, or 10 times FATHOM_ROUNDS.
     pub fn new() -> KillRounds {
         KillRounds {
             wanted: 10 * variable("FATHOM_ROUNDS").unwrap_or(1) as usize,
@@ -151,13 +152,16 @@ impl KillRounds {
         }
     }
 
-    /// A time from the beginning of the operation to the kill: up to `longest` in the first round.
+    /// Returns a time from the start of the operation to the kill: up to `longest` in the first
+    /// round.
     pub fn pause(&self, random: &mut Random, longest: Duration) -> Duration {
         let longest = longest.mul_f64(self.scale);
         Duration::from_micros(random.below(longest.as_micros() as u64 + 1))
     }
 
-    /// The number of the next round, from 0. There are more than were wanted until both outcomes have been seen.
+    /// Returns the number of the next round, from 0.
+    ///
+    /// Rounds continue beyond the wanted number until both outcomes have been seen.
     pub fn next(&mut self) -> Option<usize> {
         let has_seen_both = (1..self.begun).contains(&self.completed);
         if self.begun >= self.wanted && has_seen_both {
@@ -169,7 +173,7 @@ impl KillRounds {
         Some(self.begun - 1)
     }
 
-    /// Whether the operation of this round had been completed.
+    /// Records whether the operation of this round was completed.
     pub fn note(&mut self, is_completed: bool) {
         self.completed += usize::from(is_completed);
         let factor = if is_completed { 0.8 } else { 1.25 };

@@ -1,4 +1,4 @@
-//! Images of all kinds, by QEMU.
+//! Images of all kinds, created by QEMU.
 
 use super::made::Made;
 use super::support::{disk_dir, eventually};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// Bytes of each disk.
+/// Size of each disk in bytes.
 pub const SIZE: u64 = 12 << 20;
 
 /// Options of qcow2 images in many combinations.
@@ -44,8 +44,10 @@ pub fn tool(dir: &Path, program: &str, args: &[&str]) -> Output {
     run.unwrap_or_else(|e| panic!("{program} is installed by `make setup`: {e}"))
 }
 
-/// Likewise, once whoever has had the image lets go of it: a server does so a moment after its front-end has gone, and the
-/// kernel a moment after a kill.
+/// Runs a tool, again and again while another process has locked the image.
+///
+/// A server releases the image a moment after its front-end disconnects, and the kernel a moment
+/// after a kill.
 pub fn patient_tool(dir: &Path, program: &str, args: &[&str]) -> Output {
     eventually("nobody has the image", || {
         let output = tool(dir, program, args);
@@ -110,7 +112,7 @@ impl Kind {
         self.format == "qcow2"
     }
 
-    /// Where to have it: on a disk or in memory.
+    /// Creates a directory for the image: on a disk or in memory.
     pub fn dir(&self) -> TempDir {
         match self.number / 2 % 2 {
             0 => disk_dir(),
@@ -118,7 +120,7 @@ impl Kind {
         }
     }
 
-    /// All ways of doing I/O get their turn.
+    /// Returns the server's options, which vary so that all ways of doing I/O are used.
     pub fn serve_args(&self) -> Vec<&'static str> {
         let engine = ENGINES[self.number % 3];
         let mut args = vec!["--format", self.format, "--aio", engine];
@@ -135,7 +137,7 @@ impl Kind {
         args
     }
 
-    /// To write to it, too; `data` is its external data file, if it has one.
+    /// Returns the options for a writable disk; `data` is the external data file, if there is one.
     pub fn serve_writable<'a>(&self, data: &'a str) -> Vec<&'a str> {
         let mut args = self.serve_args();
         if self.has("data_file") {
@@ -144,7 +146,9 @@ impl Kind {
         args
     }
 
-    /// Makes the image `i`, with everything in it that there can be. QEMU makes each kind once, and later calls copy it.
+    /// Creates the image `i` with all features of its kind.
+    ///
+    /// QEMU creates each kind once, and later calls copy the files.
     pub fn make(&self, dir: &Path) {
         static MADE: Made<(&str, &str)> = Made::new();
         MADE.fill((self.format, self.options), dir, || self.make_by_qemu(dir));
@@ -196,7 +200,7 @@ impl Kind {
         }
     }
 
-    /// What QEMU reads in it, or in one of its snapshots.
+    /// Returns what QEMU reads from the image, or from one of its snapshots.
     pub fn contents(&self, dir: &Path, snapshot: Option<&str>) -> Vec<u8> {
         let mut args = vec!["convert", "-f", self.format, "-O", "raw"];
         if let Some(name) = snapshot {
@@ -211,7 +215,7 @@ impl Kind {
         has_one.then(|| self.contents(dir, Some("first")))
     }
 
-    /// QEMU finds nothing wrong with it, not even lost space.
+    /// Asserts that QEMU finds nothing wrong with the image, not even leaked clusters.
     pub fn is_clean(&self, dir: &Path) {
         let output = tool(dir, "qemu-img", &["check", "-f", self.format, "i"]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! Directories of files that are made once: the files are kept in memory, with their holes.
+//! Directories whose files are created once and then kept in memory, with their holes.
 
 use parking_lot::Mutex;
 use rustix::fs::{SeekFrom, seek};
@@ -21,7 +21,7 @@ impl SparseFile {
     fn read(path: &Path) -> SparseFile {
         let file = File::open(path).unwrap();
         let (len, mut data, mut from) = (file.metadata().unwrap().len(), Vec::new(), 0);
-        // Fails behind the last data.
+        // The seek fails behind the last data.
         while let Ok(begin) = seek(&file, SeekFrom::Data(from)) {
             from = seek(&file, SeekFrom::Hole(begin)).unwrap();
             let mut part = vec![0; (from - begin) as usize];
@@ -52,7 +52,7 @@ impl<K: Hash + Eq> Made<K> {
         Made(Mutex::new(None))
     }
 
-    /// Fills `dir`, which is empty: by `make` the first time, with copies of what that made afterwards.
+    /// Fills the empty directory `dir`: the first call runs `make`, and later calls copy the files.
     pub fn fill(&self, key: K, dir: &Path, make: impl FnOnce()) {
         let made = self
             .0

@@ -1,4 +1,4 @@
-//! The `fathom` program as users run it.
+//! Runs the `fathom` program as users do.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod certificates;
@@ -28,7 +28,7 @@ pub fn fathom() -> Command {
     command
 }
 
-/// Run `fathom ARGS` to its end.
+/// Runs `fathom ARGS` until it ends.
 pub fn run(args: &[&str]) -> Output {
     let child = fathom()
         .args(args)
@@ -40,7 +40,7 @@ pub fn run(args: &[&str]) -> Output {
     child.wait_with_output().expect("fathom ends")
 }
 
-/// Run `fathom ARGS`, which must succeed, and return what it printed.
+/// Runs `fathom ARGS`, which must succeed. Returns its output.
 pub fn stdout_of(args: &[&str]) -> String {
     let output = run(args);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -48,8 +48,9 @@ pub fn stdout_of(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Run `fathom ARGS`, which must fail with this exit status and one line on
-/// standard error that has all of `words`.
+/// Runs `fathom ARGS`, which must fail with this exit status.
+///
+/// Standard error must be one line that contains all of `words`.
 pub fn refused(status: i32, args: &[&str], words: &[&str]) {
     let output = run(args);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -69,7 +70,7 @@ pub fn check_refusal(status: ExitStatus, stderr: &str, expected: i32, words: &[&
     }
 }
 
-/// A directory with short paths, for sockets.
+/// Creates a directory with a short path, for sockets.
 pub fn short_dir() -> TempDir {
     let dir = tempfile::Builder::new()
         .prefix("fathom-")
@@ -77,21 +78,22 @@ pub fn short_dir() -> TempDir {
     dir.expect("a directory")
 }
 
-/// A directory on the disk that the build is on: O_DIRECT works there.
+/// Creates a directory on the disk of the build, where O_DIRECT works.
 pub fn disk_dir() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
 }
 
-/// Whether an NBD server of others takes clients there. That its socket has a name does not say
-/// so: between the two it refuses them.
+/// Returns whether an NBD server of another program accepts clients at the socket.
+///
+/// The file of the socket exists a moment before the server listens.
 pub fn listens(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
-/// Leaves a socket there that nobody listens at any more.
+/// Creates a socket file on which nobody listens any more.
 pub fn make_dead_socket(path: &Path) {
     drop(UnixListener::bind(path).expect("a socket"));
-    // Processes that other tests start have it, too, until they exec.
+    // Processes started by other tests also have the socket until they call exec.
     eventually("nobody listens", || (!listens(path)).then_some(()));
 }
 
@@ -99,7 +101,7 @@ pub fn make_dead_socket(path: &Path) {
 pub struct Kept(pub Child);
 
 impl Kept {
-    /// Nobody hears what it says.
+    /// Starts the program and discards its output.
     pub fn spawn(command: &mut Command) -> Kept {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null());
         Kept(command.stderr(Stdio::null()).spawn().expect("it starts"))
@@ -117,7 +119,7 @@ impl Drop for Kept {
     }
 }
 
-/// Sends a signal (`TERM`) to a process. One that is to stop has stopped then.
+/// Sends a signal such as `TERM` to a process. After `STOP`, waits until the process has stopped.
 pub fn send(signal: &str, to: u64) {
     if signal == "KILL" {
         Tried::Kills.count(1);
@@ -126,16 +128,16 @@ pub fn send(signal: &str, to: u64) {
     let sent = Command::new("kill").args(["-s", signal, &pid]).status();
     assert!(sent.expect("kill").success());
     if signal == "STOP" {
-        // The process stops when one of its threads has handled the signal. The others run until then.
+        // The process stops when one of its threads handles the signal. The others run until then.
         eventually("all its threads stop", || has_stopped(to).then_some(()));
     }
 }
 
-/// Whether no thread of the process runs.
+/// Returns whether no thread of the process runs.
 fn has_stopped(pid: u64) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
     let states = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("stat")));
-    // (A thread that has ended meanwhile does not run.)
+    // A thread that has ended meanwhile does not run.
     let mut states = states.filter_map(Result::ok);
     states.all(|stat| {
         stat.rsplit_once(") ")
@@ -143,22 +145,22 @@ fn has_stopped(pid: u64) -> bool {
     })
 }
 
-/// A running `fathom serve`; killed when dropped, as is what has gone on with it.
+/// A running `fathom serve`; killed when dropped, together with its successor.
 pub struct Served {
     pub dir: TempDir,
     pub child: Child,
-    /// Its process id; 0: there is none.
+    /// Process id of the successor; 0 if there is none.
     successor: AtomicU64,
 }
 
 impl Served {
-    /// Serve `disk` at `s` in a directory of its own, with its API at
-    /// `c`, until it listens.
+    /// Serves `disk` at `s` in a directory of its own, with the API at `c`. Returns when the server
+    /// listens.
     pub fn start(disk: &str, args: &[&str]) -> Served {
         Served::start_by(fathom(), disk, args)
     }
 
-    /// Likewise, by a command that ends in a `fathom`.
+    /// Like [`Served::start`], with a command that ends in `fathom`.
     pub fn start_by(mut command: Command, disk: &str, args: &[&str]) -> Served {
         let dir = short_dir();
         command
@@ -185,8 +187,10 @@ impl Served {
         }
     }
 
-    /// Without disks yet: NBD is at `n` in its directory, the API at `c`, with these further options;
-    /// `more` is in its configuration.
+    /// Starts a server without disks: NBD is at `n` in its directory, the API at `c` with the
+    /// options `of_api`.
+    ///
+    /// `more` is added to its configuration.
     pub fn waiting(of_api: &str, more: &str) -> Served {
         let dir = short_dir();
         let path = |name: &str| as_arg(&dir.path().join(name));
@@ -203,7 +207,7 @@ impl Served {
         served
     }
 
-    /// Wait for a line of log.
+    /// Waits until the log contains these words.
     pub fn wait_for(&mut self, words: &str) {
         eventually(words, || {
             let log = self.log();
@@ -221,7 +225,7 @@ impl Served {
         self.dir.path().join(name)
     }
 
-    /// A path in its directory as an argument.
+    /// Returns the path of a file in its directory as an argument.
     pub fn arg(&self, name: &str) -> String {
         as_arg(&self.path(name))
     }
@@ -230,14 +234,14 @@ impl Served {
         self.arg("c")
     }
 
-    /// Have `n` requests served, the kind given by bench's options.
+    /// Sends `n` requests to the server with `fathom bench`, whose options are `args`.
     pub fn load(&self, n: u64, args: &[&str]) {
         let (socket, n) = (self.arg("s"), n.to_string());
         let bench = ["bench", "--vhost-user", &socket, "--number-ios", &n];
         stdout_of(&[&bench, args].concat());
     }
 
-    /// Likewise, without waiting for its end.
+    /// Like [`Served::load`], without waiting for the end.
     pub fn start_load(&self, n: u64, args: &[&str]) -> Child {
         let (socket, n) = (self.arg("s"), n.to_string());
         let bench = ["bench", "--vhost-user", &socket, "--number-ios", &n];
@@ -246,7 +250,7 @@ impl Served {
         load.spawn().expect("fathom bench")
     }
 
-    /// Have another process go on.
+    /// Upgrades the server, whose successor is a process of its own.
     pub fn upgrade(&self) {
         let answer = stdout_of(&["upgrade", &self.api(), "--json"]);
         let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
@@ -254,7 +258,7 @@ impl Served {
         self.succeeded_by(pid);
     }
 
-    /// Records the process that serves now. Drop kills it.
+    /// Records the process id of the successor. Drop kills it.
     pub fn succeeded_by(&self, pid: u64) {
         self.successor.store(pid, Ordering::SeqCst);
     }
@@ -263,7 +267,7 @@ impl Served {
         send(signal, self.child.id().into());
     }
 
-    /// Wait for its end; returns its exit status, and what it printed.
+    /// Waits for the server's end. Returns its exit status and its output.
     pub fn end(&mut self) -> (Option<i32>, String) {
         let status = eventually("its end", || self.child.try_wait().expect("a child"));
         let stdout = fs::read_to_string(self.path("stdout")).expect("its output");
@@ -275,7 +279,7 @@ impl Served {
         self.end()
     }
 
-    /// Prints what `fathom info` tells, or why it fails.
+    /// Prints the output of `fathom info`, or why it fails.
     fn print_info(&self) {
         let mut info = Command::new("timeout");
         let output = info
@@ -303,7 +307,7 @@ impl Drop for Served {
                 eprintln!("{}", threads_of(successor as u32));
             }
             self.print_info();
-            // If the child is strace, it would leave the server behind.
+            // If the child is strace, killing it would leave the server behind.
             let mut kill = Command::new("pkill");
             let _ = kill
                 .args(["-KILL", "--parent", &self.child.id().to_string()])
@@ -313,13 +317,13 @@ impl Drop for Served {
         let _ = self.child.wait();
         if successor > 0 {
             let mut kill = Command::new("kill");
-            // (It may have ended.)
+            // The successor may have ended.
             let _ = kill.args(["-KILL", &successor.to_string()]).output();
         }
     }
 }
 
-/// Makes an image with the same content, all of it allocated.
+/// Creates an image with the contents of `raw`, all of them allocated.
 pub fn convert(raw: &Path, format: Format, image: &Path) {
     let converted = Command::new("qemu-img")
         .args(["convert", "-f", "raw", "-O", format.name()])
@@ -332,11 +336,11 @@ pub fn as_arg(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// Lets the next process inherit `fd` under the number 3.
+/// Makes the next process inherit `fd` under the number 3.
 pub fn pass(command: &mut Command, fd: RawFd) {
     let pass = move || {
-        // SAFETY: dup2(2) and fcntl(2) are safe to call between fork and
-        // exec; nothing in the child needs what 3 was before.
+        // SAFETY: dup2(2) and fcntl(2) may be called between fork and exec. Nothing in the child
+        // needs the previous descriptor 3.
         match unsafe { (libc::dup2(fd, 3), libc::fcntl(3, libc::F_SETFD, 0)) } {
             (3, 0) => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
@@ -346,8 +350,10 @@ pub fn pass(command: &mut Command, fd: RawFd) {
     unsafe { command.pre_exec(pass) };
 }
 
-/// A program of this name that comes first in PATH. Another process writes it: what this one has
-/// open for writing, children of other tests have, too, until they exec, and then it cannot be run.
+/// Creates a program of this name. Returns a PATH in which it comes first.
+///
+/// Another process writes the file. If this process had it open for writing, children of other
+/// tests would inherit it until they call exec, and until then it could not be executed.
 pub fn instead_of(name: &str, script: &str, dir: &Path) -> String {
     let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
     let mut writer = Command::new("sh");

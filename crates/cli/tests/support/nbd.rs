@@ -1,4 +1,4 @@
-//! `fathom serve --nbd`, and clients that are none of ours.
+//! A server with `fathom serve --nbd`, and clients of other programs.
 
 use super::{Served, as_arg, fathom, short_dir, stdout_of};
 use std::ops::{Deref, DerefMut};
@@ -13,7 +13,7 @@ impl Nbd {
         Nbd::start_by(fathom(), disk, args)
     }
 
-    /// By a command that ends in a `fathom`.
+    /// Like [`Nbd::start`], with a command that ends in `fathom`.
     pub fn start_by(mut command: Command, disk: &str, args: &[&str]) -> Nbd {
         let dir = short_dir();
         let address = format!("unix:{}", dir.path().join("s").display());
@@ -24,7 +24,7 @@ impl Nbd {
         Nbd(served)
     }
 
-    /// Of the export without a name.
+    /// Returns the URI of the export without a name.
     pub fn uri(&self) -> String {
         self.uri_of("")
     }
@@ -33,25 +33,25 @@ impl Nbd {
         format!("nbd+unix:///{export}?socket={}", self.arg("s"))
     }
 
-    /// Has `n` requests served, the kind given by bench's options.
+    /// Sends `n` requests to the server with `fathom bench`, whose options are `args`.
     pub fn load(&self, n: u64, args: &[&str]) {
         let (uri, n) = (self.uri(), n.to_string());
         let bench = ["bench", "--nbd", &uri, "--number-ios", &n];
         stdout_of(&[&bench, args].concat());
     }
 
-    /// Likewise, and what is read is checked.
+    /// Like [`Nbd::load`], and verifies what is read.
     pub fn verify(&self, n: u64, args: &[&str]) {
         self.load(n, &[args, &["--verify"]].concat());
     }
 
-    /// A script for libnbd; `URI` in its environment is this disk's.
+    /// Runs a script for libnbd. `URI` in its environment is this disk's URI.
     pub fn python(&self, script: &str, environment: &[(&str, &str)]) -> String {
         let uri = self.uri();
         python(script, &[&[("URI", uri.as_str())], environment].concat())
     }
 
-    /// The most memory that it ever had, in bytes.
+    /// Returns the peak memory of the server in bytes.
     pub fn peak_memory(&self) -> u64 {
         let status = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(status).expect("it lives");
@@ -77,7 +77,7 @@ impl DerefMut for Nbd {
     }
 }
 
-/// Runs a script by the Python that libnbd's package is for.
+/// Runs a script with the Python for which libnbd is packaged.
 pub fn python(script: &str, environment: &[(&str, &str)]) -> String {
     let mut command = Command::new("/usr/bin/python3");
     command
@@ -100,7 +100,7 @@ pub fn tool(dir: &Path, program: &str, args: &[&str]) -> Output {
     run.unwrap_or_else(|e| panic!("{program} is installed by `make setup`: {e}"))
 }
 
-/// Runs a program in `dir`, which must succeed; what it printed.
+/// Runs a program in `dir`, which must succeed. Returns its output.
 pub fn prints(dir: &Path, program: &str, args: &[&str]) -> String {
     let output = tool(dir, program, args);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -110,11 +110,11 @@ pub fn prints(dir: &Path, program: &str, args: &[&str]) -> String {
     said
 }
 
-/// An empty image of `size` bytes in `dir`.
+/// Creates an empty image of `size` bytes in `dir`.
 pub fn make_image(dir: &Path, format: &str, size: u64) -> String {
     let path = dir.join(format!("disk.{format}"));
     if format == "raw" {
-        // One without any data, which QEMU does not make.
+        // QEMU does not create a raw image without any data.
         let file = std::fs::File::create(&path).expect("an image");
         file.set_len(size).expect("sized");
         return as_arg(&path);

@@ -1,4 +1,4 @@
-//! A real Prometheus, as `make setup` has unpacked it, or as it is in PATH.
+//! A real Prometheus, which `make setup` has unpacked or which is in PATH.
 
 use super::{Kept, as_arg, eventually};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// `prometheus` or `promtool`.
+/// Returns the path of `prometheus` or `promtool`.
 pub fn program(name: &str) -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
@@ -30,7 +30,7 @@ pub fn curl(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// One that scrapes an address, and evaluates its rules, each second.
+/// A Prometheus that scrapes an address and evaluates its rules every second.
 pub struct Prometheus {
     _process: Kept,
     pub at: String,
@@ -41,7 +41,7 @@ impl Prometheus {
         Prometheus::with_rules(dir, target, &[], more)
     }
 
-    /// Rules are by their absolute paths.
+    /// Starts Prometheus with these files of rules, whose paths are absolute.
     pub fn with_rules(dir: &Path, target: &str, rules: &[String], more: &[&str]) -> Prometheus {
         let config = format!(
             "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\n\
@@ -70,7 +70,9 @@ impl Prometheus {
         }
     }
 
-    /// What a query finds at this moment: series with `metric` and `value`. None: nobody answers yet.
+    /// Returns the series that a query finds now, with `metric` and `value`.
+    ///
+    /// Returns `None` if Prometheus does not reply yet.
     pub fn ask(&self, query: &str) -> Option<Vec<Value>> {
         let url = format!("http://{}/api/v1/query", self.at);
         let query = format!("query={query}");
@@ -81,7 +83,7 @@ impl Prometheus {
         answer["data"]["result"].as_array().cloned()
     }
 
-    /// The values that a query has, once it has some.
+    /// Waits until a query finds values, and returns them.
     pub fn query(&self, query: &str) -> Vec<f64> {
         eventually(query, || {
             let values: Vec<_> = self.ask(query)?.iter().map(value).collect();
@@ -90,7 +92,7 @@ impl Prometheus {
     }
 }
 
-/// Of what was found.
+/// Returns the value of a series.
 pub fn value(one: &Value) -> f64 {
     one["value"][1].as_str().unwrap().parse().unwrap()
 }

@@ -1,4 +1,4 @@
-//! A bucket: S3 as moto's server has it.
+//! An S3 bucket on a server of moto.
 
 use super::{Kept, eventually, fathom};
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ pub struct S3 {
     _dir: TempDir,
 }
 
-/// How a client is set up, as its environment.
+/// The environment variables that configure a client.
 const KEYS: [(&str, &str); 3] = [
     ("AWS_ACCESS_KEY_ID", "key"),
     ("AWS_SECRET_ACCESS_KEY", "secret"),
@@ -20,13 +20,13 @@ const KEYS: [(&str, &str); 3] = [
 ];
 
 impl S3 {
-    /// With a bucket, called `bucket`.
+    /// Starts a server with a bucket called `bucket`.
     pub fn start(args: &[&str]) -> S3 {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../venv/bin/moto_server");
-        // On a busy machine, the store must reply within the server's timeout. (Without root, `nice` starts the program
-        // with the usual priority.)
+        // On a busy machine, the store must still reply within the server's timeout. Without root,
+        // `nice` starts the program with the usual priority.
         let mut moto = Command::new("nice");
         moto.args(["-n", "-10"])
             .arg(program)
@@ -59,7 +59,7 @@ impl S3 {
         output.stdout
     }
 
-    /// A `fathom` that knows this server.
+    /// Returns a `fathom` command that uses this server.
     pub fn fathom(&self) -> Command {
         let mut command = fathom();
         command

@@ -70,7 +70,7 @@ fn every_page_that_is_written_is_logged() {
     queue.kick();
     queue.wait();
     assert_eq!((queue.status(1), queue.status(2)), (0, 0));
-    // The queue's last write to the used ring (whether it wants kicks) comes after the completion.
+    // After the completion, the queue writes once more to the used ring: whether it wants kicks.
     frontend.get_vring_base(1).unwrap();
     let logged = log.take();
     let after = memory.contents();

@@ -1,5 +1,5 @@
-//! Fathom and imago, another image library, on the same images: each reads what the other has
-//! written.
+//! Checks that Fathom and imago, another image library, read what the other one has written to the
+//! same image.
 
 use crate::support;
 
@@ -57,7 +57,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// The value that imago writes.
+/// The value that imago writes to sectors.
 const OTHER: Value = BEFORE + 9;
 
 fn open(dir: &Path, made: &Made, write: bool) -> FormatAccess<File> {

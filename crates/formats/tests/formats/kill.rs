@@ -29,7 +29,7 @@ fn cases() -> Vec<Case> {
 /// Number of kills in a run.
 const KILLS: u64 = 5;
 
-/// What remains of a killed server.
+/// The state that remains of a killed server.
 struct Left {
     files: Vec<Pages>,
     memory: Vec<u64>,

@@ -44,7 +44,7 @@ const RECORD: usize = 4;
 const L1: u64 = 1 << 63;
 const COPIED: u64 = 1 << 63;
 
-/// What a killed server has left.
+/// The state that a killed server has left.
 struct Left {
     files: Vec<Pages>,
     memory: Vec<u64>,

@@ -1,5 +1,7 @@
-//! The breakdown against a known truth: a delay that an injector puts into one place, and whose
-//! length it measures itself, is found in that place's layer and in no other.
+//! Compares the breakdown with a known truth.
+//!
+//! An injector puts a delay into one place and measures its length. The delay must be found in the
+//! layer of that place, and in no other.
 
 use std::fs;
 use std::time::Duration;
@@ -13,10 +15,10 @@ use serde_json::Value;
 
 use super::{Bench, Done};
 
-/// Long enough for what the delay does besides (a vCPU that goes idle), and for what other
-/// programs do to an emulated host, to be small against it.
+/// Long enough for its side effects, such as a vCPU that goes idle, and for the effects of other
+/// programs on an emulated host, to be small in comparison.
 const DELAY: Duration = Duration::from_millis(150);
-/// Half of them are delayed.
+/// Number of requests, half of which are delayed.
 const REQUESTS: u64 = 40;
 /// Share of the delay by which a layer may be off.
 const TOLERANCE: f64 = 0.05;
@@ -24,23 +26,23 @@ const TOLERANCE: f64 = 0.05;
 const PLACES: [(Place, Layer); 4] = [
     (Place::Guest, Layer::GuestSubmit),
     (Place::Queue, Layer::ServerQueue),
-    // The injector waits with the request in its hands, before it gives it to the kernel.
+    // The injector waits with the request before it submits the request to the kernel.
     (Place::Storage, Layer::HostSubmit),
     (Place::Notify, Layer::ServerNotify),
 ];
 
-/// A machine that does much else meanwhile can hold up half of the requests in one layer; it does not do so again and
-/// again in the same one.
+/// A busy machine can delay half of the requests in one layer, but not in the same layer again and
+/// again.
 pub fn delays_are_found_where_they_were_put(bench: &mut Bench) {
     for (place, layer) in PLACES {
         decide(|| attempt(bench, place, layer).unwrap());
     }
 }
 
-/// A delay by a filter is time that requests wait in Fathom's queue, and nowhere else.
+/// The delay of a filter is time that requests wait in Fathom's queue, and in no other layer.
 pub fn a_filter_delays_in_the_queue(bench: &mut Bench) {
     const DELAY: Duration = Duration::from_millis(200);
-    // All of them are delayed.
+    // Number of requests, all of which are delayed.
     const REQUESTS: u64 = 20;
     let done = bench.run(|options| {
         options.pairs_only = true;
@@ -54,7 +56,7 @@ pub fn a_filter_delays_in_the_queue(bench: &mut Bench) {
     let requests: Vec<&Joined> = exact.slowest.iter().collect();
     let delay = DELAY.as_nanos() as f64;
     let queue = median(&requests, time_in(Layer::ServerQueue));
-    // Never less than what was asked for; a host that does much else wakes the worker late.
+    // The time is never shorter than the delay. A busy machine wakes the worker late.
     assert!(queue >= delay, "{queue} ns");
     let rest = whole(&requests) - queue;
     assert!(rest < queue / 4.0, "{rest} ns elsewhere, {queue} ns there");
@@ -86,13 +88,13 @@ fn attempt(bench: &mut Bench, place: Place, layer: Layer) -> Result<(), String> 
     check(&done, place, layer, measured)
 }
 
-/// The medians of delayed and other requests, layer by layer.
+/// Compares the medians of delayed and other requests, layer by layer.
 fn check(done: &Done, place: Place, layer: Layer, measured: f64) -> Result<(), String> {
     let all = fathom_report::Options { slowest: 1000 };
     let analysis = fathom_report::analyse(&done.dir, &all).unwrap();
     let exact = analysis.exact.as_ref().expect("an exact breakdown");
     assert_eq!(exact.truth.joined, REQUESTS, "{place}: {:?}", exact.truth);
-    // Every other request; which half it is depends on what the guest read before.
+    // Every other request is delayed. Which half depends on what the guest has read before.
     let (mut delayed, mut others): (Vec<&Joined>, Vec<&Joined>) = exact
         .slowest
         .iter()
@@ -127,7 +129,7 @@ fn time_in(layer: Layer) -> impl Fn(&Joined) -> i64 {
     }
 }
 
-/// The injector's median, as `fathom serve --json` printed it at its end.
+/// Returns the injector's median, which `fathom serve --json` has printed at its end.
 fn by_server(done: &Done, place: Place) -> f64 {
     let text = fs::read_to_string(done.dir.join("server.log")).unwrap();
     let outcome: Value = serde_json::from_str(&text).unwrap();
@@ -136,7 +138,7 @@ fn by_server(done: &Done, place: Place) -> f64 {
     injected["p50_ns"].as_f64().unwrap()
 }
 
-/// The injector's median, from the events that the guest's benchmark wrote of its delays.
+/// Returns the injector's median, from the events of delays that the guest's benchmark has written.
 fn by_guest(done: &Done) -> f64 {
     let rounds = done.run.rounds.iter();
     let round = rounds.clone().find(|one| one.name == "requests-1").unwrap();
