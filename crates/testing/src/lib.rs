@@ -4,11 +4,13 @@
 mod chance;
 mod memory_dir;
 mod priority;
+mod set_at_end;
 mod tally;
 mod waiting;
 
 pub use chance::decide;
 pub use memory_dir::MemoryDir;
 pub use priority::outrank_other_programs;
+pub use set_at_end::SetAtEnd;
 pub use tally::{Tried, is_time_up};
 pub use waiting::{Deadline, PATIENCE, eventually, threads_of, until};

@@ -2,6 +2,7 @@
 
 use crate::place::{Host, SIZE, STRIPE, Source, compare, qemu_io, same, write_both};
 use crate::support::{eventually, refused, stdout_of};
+use fathom_testing::SetAtEnd;
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
@@ -218,10 +219,11 @@ fn keepers_that_are_killed_lose_nothing() {
             }
             kills
         });
+        let end = SetAtEnd(&done);
         for _ in 0..6 {
             same(&disk.uri(), &host.arg("base.raw"));
         }
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        drop(end);
         killer.join().unwrap()
     });
     assert!(kills >= 3, "{kills}");

@@ -4,6 +4,7 @@ use super::commands::PRELUDE;
 use super::driver::{Driver, Request, with_disk};
 use super::support::nbd::{Nbd, make_image, prints, python, tool};
 use super::support::{as_arg, disk_dir, short_dir, stdout_of};
+use fathom_testing::SetAtEnd;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -108,8 +109,8 @@ fn no_byte_is_lost_beside_a_virtual_machine() {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| with_disk(&guest, 2, |driver| write_versions(driver, &over)));
+            let _end = SetAtEnd(&over);
             run(&nbd.uri(), &[("GUEST", "1")]);
-            over.store(true, Ordering::Relaxed);
         });
     }
 }

@@ -2,6 +2,7 @@
 
 use super::support::nbd::Nbd;
 use super::support::{PATIENCE, eventually};
+use fathom_testing::SetAtEnd;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -117,8 +118,9 @@ fn undisturbed(limit: u64, connections: usize, harm: impl FnOnce(&PathBuf)) -> N
     let mut other = Raw::admitted(&socket);
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| other.work(&over));
+        let end = SetAtEnd(&over);
         harm(&socket);
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         worker.join().expect("the other client's work");
     });
     drop(other);

@@ -315,7 +315,7 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
                 .success()
                 .then_some(())
         });
-        eventually("does not know the disk's options", || {
+        eventually("the disk has its former options", || {
             (served.log().matches("changed: ").count() == 2).then_some(())
         });
         assert!(disk.contents() == before);

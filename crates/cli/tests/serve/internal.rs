@@ -272,7 +272,7 @@ fn snapshots_that_nobody_has_seen_come_are_kept() {
         for args in [&["stream", "start", &api][..], &["commit", &api, &base]] {
             refused(1, args, &["1 internal snapshots"]);
         }
-        eventually("does not know the disk's options", || {
+        eventually("the snapshot is deleted", || {
             let done = fathom()
                 .args(["snapshot", &api, "--delete", "one"])
                 .output();

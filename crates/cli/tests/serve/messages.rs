@@ -217,7 +217,7 @@ fn unknown_disk_gets_the_nearest_one_and_a_list() {
     refused(1, &[&add[..], &["--server", &api]].concat(), &words);
     let words = ["the disk has no filters", "filters=[\\\"delay\\\"]"];
     let set = ["set", &api, "delay", "read=1ms"];
-    refused(1, &set, &words[..1]);
+    refused(1, &set, &words);
 }
 
 #[test]

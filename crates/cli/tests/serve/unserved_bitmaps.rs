@@ -103,7 +103,9 @@ fn goes_on(disk: &Disk, more: &[&str]) {
     let mut served = disk.serve();
     let of_server = stdout_of(&["bitmap", "list", &served.api(), "--json"]);
     let of_server: Value = serde_json::from_str(&of_server).expect("JSON");
-    for (one, (name, dirty)) in of_server.as_array().unwrap().iter().zip(&after) {
+    let of_server = of_server.as_array().unwrap();
+    assert_eq!(of_server.len(), after.len());
+    for (one, (name, dirty)) in of_server.iter().zip(&after) {
         assert_eq!(
             (&one["name"], &one["dirty"]),
             (&name.as_str().into(), &(*dirty).into())
@@ -444,7 +446,9 @@ fn a_bitmap_that_the_image_had_is_left_well_when_it_can_have_none() {
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     let io = ["-f", "qcow2", "-c", "write 6M 1M", &image];
     assert!(tool(dir.path(), "qemu-io", &io).status.success());
-    for (_, dirty, problem) in listed(&["-f", "qcow2", &image]) {
+    let listed = listed(&["-f", "qcow2", &image]);
+    assert!(!listed.is_empty());
+    for (_, dirty, problem) in listed {
         assert!(problem.is_some() && dirty == SIZE, "{dirty} {problem:?}");
     }
 }

@@ -5,7 +5,7 @@ use crate::common::{Ask, Guest};
 use crate::server::{Server, guest, short_dir};
 use fathom_core::{Disk, Op};
 use fathom_storage::{EngineKind, NbdDisk, NbdOptions};
-use fathom_testing::until;
+use fathom_testing::{SetAtEnd, until};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -63,15 +63,6 @@ fn a_server_may_die_as_often_as_it_likes() {
                 server.restart(&args);
             }
         });
-    }
-}
-
-/// Sets a flag when this value is dropped, even if a test fails.
-struct SetAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for SetAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -190,7 +190,9 @@ fn what_a_killed_server_has_left_is_removed_and_nothing_else() {
     let mut next = start_with(short_dir(), tenants, &[]);
     for dir in left {
         // (Another server may remove the group at the same time.)
-        eventually("the disk is removed", || (!dir.exists()).then_some(()));
+        eventually("the control group is removed", || {
+            (!dir.exists()).then_some(())
+        });
     }
     for dir in others {
         assert!(dir.exists(), "{}", dir.display());
