@@ -26,6 +26,7 @@ mod kernel;
 mod libraries;
 mod lines;
 mod machine;
+mod mount_table;
 mod page_cache;
 mod partitions;
 mod perf;

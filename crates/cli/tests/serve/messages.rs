@@ -215,7 +215,7 @@ fn unknown_disk_gets_the_nearest_one_and_a_list() {
     let words =
         ["a disk named 'vm1' already exists; use 'fathom disk change', or choose another name"];
     refused(1, &[&add[..], &["--server", &api]].concat(), &words);
-    let words = ["the disk has no filters", "filters=[\\\"delay\\\"]"];
+    let words = ["the disk has no filters", "filters=[\"delay\"]"];
     let set = ["set", &api, "delay", "read=1ms"];
     refused(1, &set, &words);
 }

@@ -1,6 +1,7 @@
 //! CPU limits of control groups of version 1 and 2 (cgroups(7)): finds the groups of the watched
 //! processes and reads how much they were throttled (cpu.stat).
 
+use crate::mount_table::unescaped;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -76,11 +77,6 @@ fn hierarchy(line: &str) -> Option<Hierarchy> {
         root: unescaped(fields.next()?),
         mount: unescaped(fields.next()?).into(),
     })
-}
-
-/// Decodes blanks and backslashes, which are `\040` and `\134` (proc_pid_mountinfo(5)).
-fn unescaped(text: &str) -> String {
-    text.replace("\\040", " ").replace("\\134", "\\")
 }
 
 /// Parses `1:cpu,cpuacct:/vm1` (version 1) or `0::/machine.slice/vm1` (version 2) to the group's

@@ -148,7 +148,11 @@ pub fn run_within(
     let status = host.run(&script, limit, &mut |line| {
         if let Some(step) = line.strip_prefix("lab: ") {
             progress(step);
-        } else if said.len() < 10 * SHOWN {
+        } else {
+            // The last lines show how the run ended.
+            if said.len() == 10 * SHOWN {
+                said.drain(..5 * SHOWN);
+            }
             said.push(line.to_owned());
         }
     })?;

@@ -245,7 +245,7 @@ impl Settings {
     /// # Errors
     /// Like [`word`](Self::word).
     pub fn count<T: FromStr>(&self, name: &str) -> Result<Option<T>> {
-        let bad = |text: &str| format!("--{name}: '{text}' is not such a number");
+        let bad = |text: &str| format!("'{text}' is not such a number");
         self.parse(name, |text| text.parse().map_err(|_| bad(text)))
     }
 
@@ -292,7 +292,9 @@ impl Settings {
     ) -> Result<Option<T>> {
         match self.text(name) {
             "" => Ok(None),
-            text => parse(text).map(Some).map_err(Error::Protocol),
+            text => parse(text)
+                .map(Some)
+                .map_err(|error| Error::Protocol(format!("--{name}: {error}"))),
         }
     }
 }

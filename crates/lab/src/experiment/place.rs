@@ -1,5 +1,6 @@
 //! Places for disks: directories, block devices, NBD exports.
 
+use crate::mount_table::unescaped;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -174,12 +175,10 @@ fn file_system(path: &Path) -> String {
 
 /// Parses the mount point and type of a line such as
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw` (proc_pid_mountinfo(5)).
-/// The kernel writes blanks as `\040`.
 fn mount(line: &str) -> Option<(PathBuf, String)> {
     let (mount, kind) = line.split_once(" - ")?;
     let point = mount.split(' ').nth(4)?;
-    let point = point.replace("\\040", " ").replace("\\134", "\\");
-    Some((point.into(), kind.split(' ').next()?.to_owned()))
+    Some((unescaped(point).into(), kind.split(' ').next()?.to_owned()))
 }
 
 #[cfg(test)]

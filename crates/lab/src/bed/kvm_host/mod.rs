@@ -71,21 +71,36 @@ impl KvmHost {
     /// # Errors
     /// Like [`boot`](Self::boot).
     pub fn boot_with(fathom: &Path, more: &[&Path], modules: &[&str]) -> Result<Self> {
-        Self::boot_by(Accelerator::Tcg, MEMORY_MIB, fathom, more, modules)
+        let machine = Machine {
+            memory_mib: MEMORY_MIB,
+            accelerator: Some(Accelerator::Tcg),
+            ..Machine::default()
+        };
+        Self::boot_new(machine, fathom, more, modules)
     }
 
-    /// Like [`boot_with`](Self::boot_with), with this amount of memory and this accelerator. With
-    /// KVM, if this machine has it, the host's own KVM is nested.
+    /// Boots a host with this amount of memory, accelerator and time to boot. With KVM, if this
+    /// machine has it, the host's own KVM is nested.
     ///
     /// # Errors
     /// Like [`boot`](Self::boot).
     pub fn boot_by(
         accelerator: Accelerator,
         memory_mib: u32,
+        patience: Duration,
         fathom: &Path,
-        more: &[&Path],
-        modules: &[&str],
     ) -> Result<Self> {
+        let machine = Machine {
+            memory_mib,
+            patience,
+            accelerator: Some(accelerator),
+            ..Machine::default()
+        };
+        Self::boot_new(machine, fathom, &[], &[])
+    }
+
+    fn boot_new(machine: Machine, fathom: &Path, more: &[&Path], modules: &[&str]) -> Result<Self> {
+        let accelerator = machine.accelerator.unwrap_or(Accelerator::Tcg);
         let kernel = Kernel::find()?;
         let root = image::root(&kernel, fathom)?;
         let dir = Scratch::on_disk()?;
@@ -96,12 +111,7 @@ impl KvmHost {
             opt: &opt,
             scratch_bytes: SCRATCH_BYTES,
         };
-        let machine = Machine {
-            memory_mib,
-            modules,
-            accelerator: Some(accelerator),
-            ..Machine::default()
-        };
+        let machine = Machine { modules, ..machine };
         Self::boot_from(&disks, machine, dir)
     }
 

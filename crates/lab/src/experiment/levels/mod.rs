@@ -199,7 +199,7 @@ impl Descent {
         let mut host = match cell.level {
             0 => {
                 let best = Accelerator::detect();
-                KvmHost::boot_by(best, cell.memory_mib, &self.fathom, &[], &[])?
+                KvmHost::boot_by(best, cell.memory_mib, cell.patience, &self.fathom)?
             }
             _ => KvmHost::boot_same(memory_mib()?, cell.patience)?,
         };

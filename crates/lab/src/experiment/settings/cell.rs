@@ -262,11 +262,13 @@ impl Cell {
             (false, _) => "-o barrier=0",
         };
         // No work may be left for the measured window.
-        let (make, size) = (fs.make(device, false), self.size / 2);
+        let make = fs.make(device, false);
+        // (Of the device: --image may be smaller than --size. The file has 512-byte sectors.)
+        let half = format!("$(($(cat /sys/block/{name}/size) * 256))");
         format!(
             "{set}{make}\nmkdir -p {MOUNTED}\n\
              mount -t {fs} {barriers} {device} {MOUNTED}\n\
-             fio --name=fill --filename={FILE} --rw=write --bs=1M --size={size} --ioengine=psync \
+             fio --name=fill --filename={FILE} --rw=write --bs=1M --size={half} --ioengine=psync \
              --direct=1 --output=/tmp/fill.log || {{ cat /tmp/fill.log; exit 1; }}\nsync"
         )
     }

@@ -9,6 +9,7 @@ mod instance;
 mod probes;
 mod sweep;
 
+use crate::mount_table::unescaped;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -195,7 +196,7 @@ fn find(mounts: &str) -> Option<(PathBuf, bool)> {
         .map(|line| line.split(' ').collect::<Vec<_>>())
         .filter(|fields| fields.get(2) == Some(&"tracefs"))
         .map(|fields| {
-            let place = PathBuf::from(fields[1].replace("\\040", " "));
+            let place = PathBuf::from(unescaped(fields[1]));
             (place, fields[0] == SOURCE)
         })
         // A second mount may be the automount below debugfs; the usual mount point is preferred.
