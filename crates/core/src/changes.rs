@@ -1,19 +1,14 @@
 //! Tracks which parts of a disk have changed, for a reader that copies them.
 
+use crate::blocks::{BITS, Grid, block_size, masks, unset_words, words_for};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-/// Maximum number of blocks of a disk: 32 MiB of bits. The block size grows with the disk.
-const MOST_BLOCKS: u64 = 1 << 28;
 
 /// Smallest block size, in bytes.
 const SMALLEST: u64 = 4096;
 
 /// Maximum number of words that one `take` examines, so that its caller is not delayed.
 const MOST_WORDS: usize = 4096;
-
-/// Bits per word: blocks per word, and words per word of the summary.
-const BITS: u64 = u64::BITS as u64;
 
 /// A bit for each block of a disk: the block has changed since the bit was last taken.
 ///
@@ -22,10 +17,7 @@ const BITS: u64 = u64::BITS as u64;
 /// may take bits.
 #[derive(Debug)]
 pub struct Changes {
-    /// Size of the disk, in bytes.
-    size: u64,
-    /// log2 of the block size in bytes.
-    shift: u32,
+    grid: Grid,
     words: Box<[AtomicU64]>,
     /// A bit for each word that may be non-zero.
     summary: Box<[AtomicU64]>,
@@ -43,26 +35,22 @@ pub struct Run {
 impl Changes {
     /// Creates the map of an unchanged disk of `size` bytes.
     pub fn new(size: u64) -> Changes {
-        let block = size.div_ceil(MOST_BLOCKS).next_power_of_two();
-        let block = block.max(SMALLEST);
-        let words = size.div_ceil(block).div_ceil(BITS);
-        let zeroes = |n: u64| (0..n).map(|_| AtomicU64::new(0)).collect();
+        let grid = Grid::new(size, block_size(size, SMALLEST));
         Changes {
-            size,
-            shift: block.trailing_zeros(),
-            words: zeroes(words),
-            summary: zeroes(words.div_ceil(BITS)),
+            grid,
+            words: unset_words(grid.count()),
+            summary: unset_words(words_for(grid.count()) as u64),
             outgrown: AtomicBool::new(false),
         }
     }
 
     pub fn size(&self) -> u64 {
-        self.size
+        self.grid.size
     }
 
     /// Returns the block size in bytes: the bytes that share a bit.
     pub fn block(&self) -> u64 {
-        1 << self.shift
+        self.grid.block()
     }
 
     pub fn is_outgrown(&self) -> bool {
@@ -72,20 +60,11 @@ impl Changes {
     /// Marks these bytes as changed.
     #[inline]
     pub fn mark(&self, offset: u64, len: u64) {
-        let end = offset.saturating_add(len);
-        if end > self.size {
+        if offset.saturating_add(len) > self.grid.size {
             self.outgrown.store(true, Ordering::Relaxed);
         }
-        let end = end.min(self.size);
-        if offset >= end {
-            return;
-        }
-        let (mut block, last) = (offset >> self.shift, (end - 1) >> self.shift);
-        while block <= last {
-            let (word, bit) = (block / BITS, block % BITS);
-            let count = (last - block + 1).min(BITS - bit);
-            self.set(word as usize, (u64::MAX >> (BITS - count)) << bit);
-            block += count;
+        for (word, mask) in masks(self.grid.touched(offset, len)) {
+            self.set(word, mask);
         }
     }
 
@@ -109,11 +88,11 @@ impl Changes {
     /// (1 GiB at the smallest block size). The runs are contiguous and begin at `range.start`.
     /// Returns none only if the range is empty.
     pub fn take(&self, range: Range<u64>, most: usize) -> Vec<Run> {
-        let end = range.end.min(self.size);
+        let end = range.end.min(self.grid.size);
         let mut runs = Runs::default();
         let (mut at, mut words) = (range.start, 0);
         while at < end && runs.0.len() < most && words < MOST_WORDS {
-            let block = at >> self.shift;
+            let block = at / self.block();
             let (word, bit) = (block / BITS, block % BITS);
             let whole = bit == 0 && end - at >= self.bytes(BITS);
             if whole && !self.takes_in_summary(word) {
@@ -158,7 +137,7 @@ impl Changes {
     }
 
     fn bytes(&self, blocks: u64) -> u64 {
-        blocks << self.shift
+        blocks * self.block()
     }
 
     /// Takes the word's bit from the summary. The caller examines the word afterwards.

@@ -16,6 +16,7 @@
 //! dynamic call, and a virtqueue reads its avail index once.
 
 mod aligned_buffer;
+pub mod blocks;
 pub mod changes;
 mod counters;
 pub mod cx;

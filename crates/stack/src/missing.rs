@@ -1,7 +1,8 @@
 //! Tracks the blocks of a disk in use that have not arrived yet.
 
-use crate::blocks::{BITS, Grid, are_set, bits, unset};
+use crate::blocks::grid_of;
 use crate::notifiers::Notifiers;
+use fathom_core::blocks::{BITS, Grid, are_set, bits, unset};
 use fathom_core::{EventNotifier, Op};
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -92,7 +93,7 @@ impl Missing {
     /// `words` has the length [`words_of`](crate::words_of) for the disk's size. Called once,
     /// before the disk is used.
     pub fn begin(&self, size: u64, words: &[u64]) {
-        let grid = Grid::new(size);
+        let grid = grid_of(size);
         let blocks = grid.count();
         // Bits beyond the end of the disk are ignored.
         let of_word = |n: usize| blocks.saturating_sub(n as u64 * BITS).min(BITS);

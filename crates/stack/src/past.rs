@@ -1,7 +1,8 @@
 //! Copy-before-write: a disk as it was at an instant, while it is changed.
 
-use crate::blocks::{BITS, Grid, are_set, bits, run, unset};
+use crate::blocks::grid_of;
 use crate::notifiers::Notifiers;
+use fathom_core::blocks::{Grid, are_set, bits, run, unset, unset_words};
 use fathom_core::{EventNotifier, Op};
 use parking_lot::{Condvar, Mutex};
 use std::ops::Range;
@@ -44,11 +45,10 @@ pub struct Past {
 impl Past {
     /// Creates the past of a disk of `size` bytes, with no blocks saved.
     pub fn new(size: u64) -> Past {
-        let grid = Grid::new(size);
-        let words = grid.count().div_ceil(BITS);
+        let grid = grid_of(size);
         Past {
             grid,
-            kept: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            kept: unset_words(grid.count()),
             waits: Mutex::default(),
             news: Condvar::new(),
             is_held: AtomicBool::new(false),

@@ -2,7 +2,7 @@
 
 use super::header::{self, Header, Left};
 use super::mapping::Mapping;
-use crate::blocks::{BITS, Grid, bits, run, words_of_blocks};
+use fathom_core::blocks::{BITS, Grid, bits, run, words_for};
 use fathom_units::cause;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
@@ -210,9 +210,9 @@ impl Bitmap {
         header.of = now.of.map(str::to_owned);
         // Shows later whether another file has taken the image's place.
         header.image = now.image;
-        let grid = Grid::with_block(header.size, header.block);
+        let grid = Grid::new(header.size, header.block);
         let file = Arc::new(file);
-        let map = Mapping::new(&file, header::LEN, words_of_blocks(grid.count()))?;
+        let map = Mapping::new(&file, header::LEN, words_for(grid.count()))?;
         // The header comes last: from then on others trust the bits.
         header.write(&file)?;
         Ok(Bitmap {
@@ -392,12 +392,12 @@ pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
 
 /// Returns the length of a bitmap's file. A page exists as a whole, or not at all.
 fn file_len(grid: &Grid) -> u64 {
-    header::LEN + (8 * words_of_blocks(grid.count()) as u64).next_multiple_of(header::LEN)
+    header::LEN + (8 * words_for(grid.count()) as u64).next_multiple_of(header::LEN)
 }
 
 /// Allocates the file, so that a worker that marks a block never finds the file system full.
 pub(super) fn allocate(file: &File, header: &Header) -> io::Result<()> {
-    let len = file_len(&Grid::with_block(header.size, header.block));
+    let len = file_len(&Grid::new(header.size, header.block));
     Ok(fallocate(file, FallocateFlags::empty(), 0, len)?)
 }
 
@@ -461,7 +461,7 @@ pub(super) fn is_file(path: &Path) -> bool {
 
 /// Returns why the contents of the file are not known to be right.
 fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<String>> {
-    let grid = Grid::with_block(header.size, header.block);
+    let grid = Grid::new(header.size, header.block);
     if file.metadata()?.len() < file_len(&grid) {
         return Ok(Some("its file was truncated".into()));
     }
@@ -494,15 +494,15 @@ impl Dirty {
     /// Returns a value in which everything is dirty.
     pub(super) fn all(size: u64) -> Dirty {
         Dirty {
-            grid: Grid::with_block(0, super::limits::granularity(size)),
+            grid: Grid::new(0, super::limits::granularity(size)),
             words: Box::default(),
         }
     }
 
     /// Reads the bits of a complete file.
     fn read(file: &File, header: &Header) -> io::Result<Dirty> {
-        let grid = Grid::with_block(header.size, header.block);
-        let mut bytes = vec![0; 8 * words_of_blocks(grid.count())];
+        let grid = Grid::new(header.size, header.block);
+        let mut bytes = vec![0; 8 * words_for(grid.count())];
         file.read_exact_at(&mut bytes, header::LEN)?;
         let words = bytes
             .chunks_exact(8)

@@ -263,7 +263,7 @@ impl Cell {
         };
         // No work may be left for the measured window.
         let make = fs.make(device, false);
-        // (Of the device: --image may be smaller than --size. The file has 512-byte sectors.)
+        // (--image may be smaller than --size. The file `size` counts sectors of 512 bytes.)
         let half = format!("$(($(cat /sys/block/{name}/size) * 256))");
         format!(
             "{set}{make}\nmkdir -p {MOUNTED}\n\
