@@ -107,7 +107,11 @@ fn wrong_arguments_are_told_in_one_line() {
         "--cpus",
         "1023",
     ];
-    refused(1, &cpu, &["--cpus", "CPU 1023 does not exist", "0"]);
+    refused(
+        1,
+        &cpu,
+        &["--cpus: CPU 1023 does not exist; this machine has CPUs 0"],
+    );
 }
 
 #[test]

@@ -5,9 +5,7 @@ use crate::driver::{Request, with_disk};
 use crate::keep;
 use crate::kinds::qemu_img;
 use crate::mirror::uri_of;
-use crate::support::{
-    Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
-};
+use crate::support::{Kept, Served, as_arg, disk_dir, eventually, refused, short_dir, stdout_of};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -313,15 +311,7 @@ fn a_guest_is_asked_to_write_nothing_meanwhile() {
     );
     drop(File::create(path("no")).unwrap());
     let no = format!("unix:{}", as_arg(&path("no")));
-    let mut start = fathom();
-    start.args([
-        "backup",
-        "start",
-        &api,
-        "--disk",
-        "one",
-        "--guest-agent",
-        &no,
-    ]);
-    assert_eq!(start.output().unwrap().status.code(), Some(1));
+    let start = ["backup", "start", &api, "--disk", "one"];
+    let start = [&start[..], &["--guest-agent", &no]].concat();
+    refused(1, &start, &[&*as_arg(&path("no")), "connection refused"]);
 }

@@ -19,7 +19,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
-use std::time::Duration;
 
 const SIZE: u64 = 8 << 20;
 const BLOCK: usize = 4096;
@@ -344,7 +343,6 @@ fn a_server_without_clients_is_handed_over() {
         assert_eq!(answered.as_u64(), Some(i * 100));
         assert!(now["uptime_seconds"].as_u64() >= shown["uptime_seconds"].as_u64());
     }
-    thread::sleep(Duration::from_millis(200));
     assert_eq!(chain.server.end().0, Some(0));
     chain.quit();
 }
