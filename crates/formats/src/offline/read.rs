@@ -83,6 +83,47 @@ impl Image {
         }
     }
 
+    /// Whether tables say where the data is. The disk of another image is a part of its file, or
+    /// what its storage makes of the file.
+    pub fn has_tables(&self) -> bool {
+        self.format().has_tables()
+    }
+
+    /// The size in bytes of a cluster, the unit that the tables map. `None`: it has no tables.
+    pub fn cluster_size(&self) -> Option<u64> {
+        match self {
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => None,
+            Image::Qcow2(header) => Some(header.geometry().cluster_size()),
+            Image::Qed(header, _) => Some(header.cluster_size.into()),
+        }
+    }
+
+    /// The number of bytes that are allocated in the file at once: a cluster, or a subcluster where
+    /// clusters have subclusters.
+    pub fn allocation_unit(&self) -> u64 {
+        match self {
+            Image::Qcow2(header) => header.geometry().subcluster_size(),
+            _ => self.cluster_size().unwrap_or(512),
+        }
+    }
+
+    /// Whether the header says that the image was not closed properly and must be checked.
+    pub fn needs_check(&self) -> bool {
+        match self {
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => false,
+            Image::Qcow2(header) => header.is_dirty(),
+            Image::Qed(header, _) => header.needs_check(),
+        }
+    }
+
+    /// The number of internal snapshots.
+    pub fn snapshots(&self) -> u32 {
+        match self {
+            Image::Qcow2(header) => header.snapshots,
+            _ => 0,
+        }
+    }
+
     /// Whether guest data is encrypted.
     pub fn is_encrypted(&self) -> bool {
         match self {

@@ -53,7 +53,7 @@ pub(super) fn activate(
     helpers: &Arc<Helpers>,
 ) -> std::result::Result<Active, DiskError> {
     let links = chain.links();
-    let with_tables = links.iter().filter(|link| link.image.format().has_tables());
+    let with_tables = links.iter().filter(|link| link.image.has_tables());
     let fresh = Fresh {
         chain,
         options,
@@ -91,7 +91,7 @@ impl Fresh<'_> {
     fn layer(&self, link: &Link) -> std::result::Result<Layer, DiskError> {
         let file = &self.chain.storages[usize::from(link.storage)];
         let path = file.path();
-        if !link.image.format().has_tables() {
+        if !link.image.has_tables() {
             let (offset, size) = link.raw;
             if link.storage == 0 {
                 whole(link, &**file).map_err(told(path))?;
@@ -144,7 +144,7 @@ impl Fresh<'_> {
     ) -> Result<std::result::Result<Tables, String>> {
         let format = link.image.format();
         let mut image = Image::read(file.bytes(), format)?;
-        if link.writable && needs_check(&image) {
+        if link.writable && image.needs_check() {
             let repaired = repair(&**file, format);
             repaired.inspect_err(|_| self.chain.condition.note_damage(link.storage))?;
             image = Image::read(file.bytes(), format)?;
@@ -363,15 +363,6 @@ fn regions(
         None => Ok(regions),
         Some(overlap) => Err(format!("corrupt: {overlap}")),
     })
-}
-
-/// Returns whether the image was not closed cleanly and its header demands a check.
-fn needs_check(image: &Image) -> bool {
-    match image {
-        Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => false,
-        Image::Qcow2(header) => header.is_dirty(),
-        Image::Qed(header, _) => header.needs_check(),
-    }
 }
 
 fn repair(file: &dyn Storage, format: Format) -> Result<()> {

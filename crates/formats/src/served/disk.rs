@@ -150,7 +150,7 @@ impl ImageDisk {
         // (The number of snapshots of an image in use may have changed since it was opened.)
         let snapshots = |depth: usize, link: &Link| match &active {
             Some(active) => active.layers.get(depth).map_or(0, Layer::snapshots),
-            None => link.snapshots(),
+            None => link.image.snapshots(),
         };
         let links = self.chain.links();
         let images = links.iter().enumerate().map(|(depth, link)| ChainImage {
@@ -230,11 +230,7 @@ impl ImageDisk {
     ///
     /// This is a cluster, or a subcluster where clusters have subclusters.
     pub fn allocation_unit(&self) -> u64 {
-        match &self.chain.links()[0].image {
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => 512,
-            Image::Qcow2(header) => header.geometry().subcluster_size(),
-            Image::Qed(header, _) => header.cluster_size.into(),
-        }
+        self.chain.links()[0].image.allocation_unit()
     }
 
     /// Returns the bytes that are compressed together, a power of two.

@@ -57,7 +57,7 @@ impl Chain {
     ) -> std::result::Result<Option<(Link, Option<usize>)>, DiskError> {
         let mut link = before[n].clone();
         let as_before = (n + 1 < before.len()).then_some(n + 1);
-        if !link.image.format().has_tables() {
+        if !link.image.has_tables() {
             return Ok(Some((link, as_before)));
         }
         let file = &self.storages[usize::from(link.storage)];
@@ -90,7 +90,7 @@ impl Chain {
             let fits = match (format, now) {
                 (Some(format), _) => format == other.image.format(),
                 // (The header of QED records raw or nothing.)
-                (None, Image::Qed(..)) => other.image.format().has_tables(),
+                (None, Image::Qed(..)) => other.image.has_tables(),
                 (None, _) => false,
             };
             fits && storage(other).is_at(&named)

@@ -44,17 +44,9 @@ pub(super) struct Link {
 impl Link {
     /// Returns the size in bytes of the disk that this image and those below it form.
     pub(super) fn size(&self) -> u64 {
-        match &self.image {
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => self.raw.1,
-            image => image.size(),
-        }
-    }
-
-    /// Returns the number of internal snapshots when its header was read.
-    pub(super) fn snapshots(&self) -> u32 {
-        match &self.image {
-            Image::Qcow2(header) => header.snapshots,
-            _ => 0,
+        match self.image.has_tables() {
+            true => self.image.size(),
+            false => self.raw.1,
         }
     }
 }
@@ -203,18 +195,14 @@ impl Chain {
     pub(super) fn info(&self, options: &ImageOptions, depth: usize) -> DiskInfo {
         let link = &self.links()[depth];
         let storage = self.storages[usize::from(link.storage)].disk().info();
-        let cluster = match &link.image {
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => storage.physical_block_size,
-            Image::Qcow2(header) => header.geometry().cluster_size() as u32,
-            Image::Qed(header, _) => header.cluster_size,
-        };
-        let limits = RangeLimits {
-            alignment: cluster,
-            max_len: match &link.image {
-                Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => {
-                    storage.write_zeroes.map_or(0, |l| l.max_len)
-                }
-                Image::Qcow2(_) | Image::Qed(..) => MAX_RANGE,
+        let limits = match link.image.cluster_size() {
+            Some(cluster) => RangeLimits {
+                alignment: cluster as u32,
+                max_len: MAX_RANGE,
+            },
+            None => RangeLimits {
+                alignment: storage.physical_block_size,
+                max_len: storage.write_zeroes.map_or(0, |limits| limits.max_len),
             },
         };
         let writable = is_writable(options, depth);
@@ -255,15 +243,11 @@ impl Chain {
         let link = &self.links()[depth];
         let file = self.storages[usize::from(link.storage)].bytes();
         let size = link.raw.1;
-        match link.image {
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_)
-                if file.grows() && is_padded(size, file.len()?) =>
-            {
-                file.set_len(size)?;
-                file.sync()
-            }
-            _ => Ok(()),
+        if link.image.has_tables() || !file.grows() || !is_padded(size, file.len()?) {
+            return Ok(());
         }
+        file.set_len(size)?;
+        file.sync()
     }
 
     fn add(&mut self, file: Arc<dyn Storage>) -> Result<StorageId, DiskError> {

@@ -120,20 +120,14 @@ impl Info {
     /// Cluster size in bytes; `None` if the format has no clusters.
     pub fn cluster_size(&self) -> Option<u64> {
         match &self.image {
-            Image::Raw { .. } | Image::Luks(..) => None,
             Image::Foreign(image) => image.block_size,
-            Image::Qcow2(header) => Some(header.geometry().cluster_size()),
-            Image::Qed(header, _) => Some(header.cluster_size.into()),
+            image => image.cluster_size(),
         }
     }
 
     /// Whether the image must be checked before use.
     pub fn is_dirty(&self) -> bool {
-        match &self.image {
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => false,
-            Image::Qcow2(header) => header.is_dirty(),
-            Image::Qed(header, _) => header.needs_check(),
-        }
+        self.image.needs_check()
     }
 
     fn is_encrypted(&self) -> bool {
