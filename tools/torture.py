@@ -38,7 +38,7 @@ JOB_ROUNDS = 4
 MODEL_STATES = 3_000_000
 
 # Modules of fathom-formats' test `formats` that run once for each seed.
-SEEDED = ["model::", "power_cut::", "kill::", "lying_keepsake::", "compressed_writes::", "resize::"]
+SEEDED = ["model::", "power_cut::", "kill::", "hostile_saved_state::", "compressed_writes::", "resize::"]
 # Runs with more than one round fail every single storage operation, which takes hours: each run has one round.
 STORAGE_ERRORS = "io_errors::"
 # Those that make all rounds in one run.

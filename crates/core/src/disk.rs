@@ -1,8 +1,8 @@
 //! Disks, and each worker's channel to a disk.
 
 use crate::cx::Cx;
-use crate::keepsake::Keepsake;
 use crate::request::{Request, RequestId};
+use crate::saved_state::SavedState;
 use fathom_units::cause;
 use std::io;
 use std::path::PathBuf;
@@ -101,15 +101,15 @@ pub type SizeWatch = Arc<dyn Fn() + Send + Sync>;
 pub trait Disk: Send + Sync {
     fn info(&self) -> DiskInfo;
 
-    /// Size of the [`Keepsake`] that the disk needs, in bytes, a multiple of 8; 0 if it needs none.
-    /// A disk gets no keepsake if it asks for more than [`KEEPSAKE_ROOM`](crate::KEEPSAKE_ROOM).
-    fn keepsake_len(&self) -> u64 {
+    /// Size of the [`SavedState`] that the disk needs, in bytes, a multiple of 8; 0 if it needs none.
+    /// A disk gets no saved state if it asks for more than [`SAVED_STATE_ROOM`](crate::SAVED_STATE_ROOM).
+    fn saved_state_len(&self) -> u64 {
         0
     }
 
     /// Passes the memory to use from `activate` to `deactivate`; called before `activate`. The
     /// memory contains the state of a process that was killed, or zeroes.
-    fn keep(&self, _keepsake: Option<Keepsake>) {}
+    fn set_saved_state(&self, _saved_state: Option<SavedState>) {}
 
     /// Time for which a newly connected client waits before it is served. The exporter enforces it.
     fn connect_delay(&self) -> Duration {

@@ -6,8 +6,8 @@
 use crate::cx::Cx;
 use crate::disk::{Channel, Disk, DiskError, DiskInfo, Resize, SizeWatch};
 use crate::engine::Buffer;
-use crate::keepsake::Keepsake;
 use crate::request::{Request, RequestId};
+use crate::saved_state::SavedState;
 use crate::source::{Broken, Eventfd, Source, SourceId};
 use std::any::Any;
 use std::io;
@@ -22,12 +22,12 @@ pub trait DiskLayer: Send + Sync {
         self.below().info()
     }
 
-    fn keepsake_len(&self) -> u64 {
-        self.below().keepsake_len()
+    fn saved_state_len(&self) -> u64 {
+        self.below().saved_state_len()
     }
 
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        self.below().keep(keepsake);
+    fn set_saved_state(&self, saved_state: Option<SavedState>) {
+        self.below().set_saved_state(saved_state);
     }
 
     fn connect_delay(&self) -> Duration {
@@ -60,12 +60,12 @@ impl<L: DiskLayer> Disk for L {
         DiskLayer::info(self)
     }
 
-    fn keepsake_len(&self) -> u64 {
-        DiskLayer::keepsake_len(self)
+    fn saved_state_len(&self) -> u64 {
+        DiskLayer::saved_state_len(self)
     }
 
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        DiskLayer::keep(self, keepsake);
+    fn set_saved_state(&self, saved_state: Option<SavedState>) {
+        DiskLayer::set_saved_state(self, saved_state);
     }
 
     fn connect_delay(&self) -> Duration {

@@ -14,13 +14,13 @@ use std::time::Duration;
 /// must therefore be unlocked as soon as the front-end detaches. The NBD clients of such a disk are disconnected then.
 /// Further clients are rejected until a front-end attaches again.
 ///
-/// If the image needs a [`Keepsake`] (qcow2 and QED images do), clients are also rejected before the front-end attaches
-/// for the first time. Only the front-end has the saved state that a killed server may have left in the keepsake. A
+/// If the image needs a [`SavedState`] (qcow2 and QED images do), clients are also rejected before the front-end attaches
+/// for the first time. Only the front-end has the saved state that a killed server may have left in the saved state. A
 /// client that wrote to the image earlier could overwrite writes that the guest knows to be complete.
 ///
 /// Clients of a disk that another server may take over (`nbd-move`) can only read, and stay connected when the
-/// front-end detaches. If the image needs a keepsake, these clients are disconnected whenever a front-end attaches or
-/// detaches. The activation reads the keepsake, and the deactivation writes everything to the image.
+/// front-end detaches. If the image needs saved state, these clients are disconnected whenever a front-end attaches or
+/// detaches. The activation reads the saved state, and the deactivation writes everything to the image.
 pub struct SharedDisk {
     disk: Arc<dyn Disk>,
     /// Name of the disk in errors.
@@ -94,7 +94,7 @@ impl SharedDisk {
         let goes = goes && !disk.info().read_only;
         Arc::new(SharedDisk {
             clients_follow: goes && !clients_stay,
-            front_end_first: goes && disk.keepsake_len() > 0,
+            front_end_first: goes && disk.saved_state_len() > 0,
             clients_stay,
             disk,
             name,
@@ -256,15 +256,15 @@ impl SharedDisk {
         // (The guest's writes have now reached the place where other users of the disk read them.)
         if user == User::FrontEnd && done.is_ok() {
             if self.clients_stay {
-                // The keepsake is the front-end's: clients that use the disk without it must not use its memory.
-                self.disk.keep(None);
+                // The saved state is the front-end's: clients that use the disk without it must not use its memory.
+                self.disk.set_saved_state(None);
             }
             self.guards.iter().for_each(|guard| guard.left());
         }
         done
     }
 
-    /// Activates the disk again, to read the keepsake of a front-end that attached while a job used the disk. No
+    /// Activates the disk again, to read the saved state of a front-end that attached while a job used the disk. No
     /// requests are in flight: all users wait for the end of the job.
     fn activate_again(&self, users: &mut Users) -> Result<(), DiskError> {
         if !std::mem::replace(&mut users.is_between, true) {
@@ -275,7 +275,7 @@ impl SharedDisk {
         Ok(())
     }
 
-    /// Disconnects the clients that stay without a front-end, if the image needs a keepsake. True: clients or followers
+    /// Disconnects the clients that stay without a front-end, if the image needs saved state. True: clients or followers
     /// were disconnected, and the disk is still active.
     fn clear<'a>(&'a self, users: MutexGuard<'a, Users>) -> (MutexGuard<'a, Users>, bool) {
         let are_some = users.clients + users.followers > 0;
@@ -365,7 +365,7 @@ mod tests {
     struct Counted {
         active: AtomicI32,
         activations: AtomicUsize,
-        keepsake: u64,
+        saved_state: u64,
         read_only: bool,
     }
 
@@ -383,8 +383,8 @@ mod tests {
             }
         }
 
-        fn keepsake_len(&self) -> u64 {
-            self.keepsake
+        fn saved_state_len(&self) -> u64 {
+            self.saved_state
         }
 
         fn activate(&self) -> Result<(), DiskError> {
@@ -404,14 +404,14 @@ mod tests {
     }
 
     struct Case {
-        keepsake: u64,
+        saved_state: u64,
         goes: bool,
         read_only: bool,
     }
 
     fn shared(case: &Case) -> (Arc<Counted>, Arc<SharedDisk>) {
         let disk = Arc::new(Counted {
-            keepsake: case.keepsake,
+            saved_state: case.saved_state,
             read_only: case.read_only,
             ..Counted::default()
         });
@@ -421,14 +421,14 @@ mod tests {
 
     #[test]
     fn the_first_user_activates_and_the_last_deactivates() {
-        for (keepsake, goes, read_only) in [
+        for (saved_state, goes, read_only) in [
             (0, false, false),
             (0, true, true),
             (8, false, false),
             (8, true, true),
         ] {
             let (disk, shared) = shared(&Case {
-                keepsake,
+                saved_state,
                 goes,
                 read_only,
             });
@@ -450,15 +450,15 @@ mod tests {
 
     #[test]
     fn an_image_goes_with_its_front_end() {
-        for keepsake in [0, 8] {
+        for saved_state in [0, 8] {
             let (disk, shared) = shared(&Case {
-                keepsake,
+                saved_state,
                 goes: true,
                 read_only: false,
             });
             let (front_end, client) = (shared.for_front_end(), shared.for_clients());
             let early = client.activate();
-            assert_eq!(early.is_ok(), keepsake == 0);
+            assert_eq!(early.is_ok(), saved_state == 0);
             if early.is_ok() {
                 client.deactivate().unwrap();
                 assert_eq!(disk.active.load(SeqCst), 0);
@@ -489,9 +489,9 @@ mod tests {
     }
 
     /// Returns a disk that a client may take over, and the number of calls that disconnect clients.
-    fn movable(keepsake: u64) -> (Arc<Counted>, Arc<SharedDisk>, Arc<AtomicUsize>) {
+    fn movable(saved_state: u64) -> (Arc<Counted>, Arc<SharedDisk>, Arc<AtomicUsize>) {
         let disk = Arc::new(Counted {
-            keepsake,
+            saved_state,
             ..Counted::default()
         });
         let shared = SharedDisk::new(disk.clone(), "disk".into(), true, true, Vec::new());
@@ -519,9 +519,9 @@ mod tests {
         assert_eq!((disk.activations.load(SeqCst), asked.load(SeqCst)), (2, 0));
     }
 
-    /// The activation reads the keepsake. After the deactivation, the image has everything that the keepsake stood for.
+    /// The activation reads the saved state. After the deactivation, the image has everything that the saved state stood for.
     #[test]
-    fn a_keepsake_is_read_whenever_the_front_end_comes() {
+    fn saved_state_is_read_when_a_front_end_attaches() {
         let (disk, shared, asked) = movable(8);
         let (front_end, client) = (shared.for_front_end(), shared.for_clients());
         assert!(client.activate().is_err());
@@ -543,9 +543,9 @@ mod tests {
     }
 
     #[test]
-    fn a_keepsake_of_who_came_during_a_job_is_read_at_its_end() {
-        for (keepsake, activations) in [(0, 1), (8, 2)] {
-            let (disk, shared, _) = movable(keepsake);
+    fn saved_state_of_a_front_end_that_attached_during_a_job_is_read_at_its_end() {
+        for (saved_state, activations) in [(0, 1), (8, 2)] {
+            let (disk, shared, _) = movable(saved_state);
             let front_end = shared.for_front_end();
             let job = shared.for_job(disk.clone());
             job.activate().unwrap();

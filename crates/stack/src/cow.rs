@@ -4,7 +4,7 @@ use crate::bare::Bare;
 use crate::confined::AllowedDirs;
 use crate::description::Description;
 use crate::image_files::{ImageOpener, StoredImage};
-use fathom_core::{Disk, DiskError, DiskLayer, Keepsake, Left, Part, Resize};
+use fathom_core::{Disk, DiskError, DiskLayer, Left, Part, Resize, SavedState};
 use fathom_files::gate;
 use fathom_formats::Format;
 use fathom_formats::offline::Image;
@@ -143,11 +143,11 @@ impl DiskLayer for Passing {
         &*self.0
     }
 
-    fn keepsake_len(&self) -> u64 {
+    fn saved_state_len(&self) -> u64 {
         0
     }
 
-    fn keep(&self, _: Option<Keepsake>) {}
+    fn set_saved_state(&self, _: Option<SavedState>) {}
 
     fn resize(&self, _: &Resize) -> Result<u64, DiskError> {
         let problem = "a disk with an overlay (--filter cow) cannot be resized; serve it without the \

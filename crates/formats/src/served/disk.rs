@@ -17,7 +17,7 @@ use super::restore::Failure;
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
 use crate::offline::Image;
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Resize};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Resize, SavedState};
 use fathom_files::UsedFile;
 use parking_lot::Mutex;
 use std::io;
@@ -44,7 +44,7 @@ pub struct ImageDisk {
     /// Serialises resizes.
     resizing: Mutex<()>,
     helpers: Arc<Helpers>,
-    keepsake: Mutex<Option<Keepsake>>,
+    saved_state: Mutex<Option<SavedState>>,
     /// See [`ImageOptions::beside`].
     beside: Vec<Arc<BesideDisk>>,
     /// The header after this server changed its backing file, and the storage that holds it.
@@ -126,7 +126,7 @@ impl ImageDisk {
             options,
             resizing: Mutex::default(),
             helpers,
-            keepsake: Mutex::default(),
+            saved_state: Mutex::default(),
             beside,
             rebased: Mutex::default(),
             taken: Mutex::default(),
@@ -309,10 +309,10 @@ impl ImageDisk {
     /// Restores the changes that a killed predecessor had in memory only.
     ///
     /// Then starts a journal of such changes for a successor.
-    fn take_keepsake(&self, active: &Active) -> Result<(), DiskError> {
+    fn take_saved_state(&self, active: &Active) -> Result<(), DiskError> {
         self.has_restored.store(false, Ordering::Relaxed);
-        let keepsake = self.keepsake.lock().clone();
-        let (Some(memory), Layer::Tables(tables)) = (keepsake, &active.layers[0]) else {
+        let saved_state = self.saved_state.lock().clone();
+        let (Some(memory), Layer::Tables(tables)) = (saved_state, &active.layers[0]) else {
             return Ok(());
         };
         if !tables.writable {
@@ -481,13 +481,13 @@ impl Disk for ImageDisk {
         }
     }
 
-    fn keepsake_len(&self) -> u64 {
+    fn saved_state_len(&self) -> u64 {
         if self.has_metadata() { journal::LEN } else { 0 }
     }
 
-    fn keep(&self, keepsake: Option<Keepsake>) {
-        let mut place = self.keepsake.lock();
-        *place = keepsake;
+    fn set_saved_state(&self, saved_state: Option<SavedState>) {
+        let mut place = self.saved_state.lock();
+        *place = saved_state;
     }
 
     fn activate(&self) -> Result<(), DiskError> {
@@ -502,7 +502,7 @@ impl Disk for ImageDisk {
             &self.helpers,
         );
         drop(rebased);
-        let active = active.and_then(|active| self.take_keepsake(&active).map(|()| active));
+        let active = active.and_then(|active| self.take_saved_state(&active).map(|()| active));
         match active {
             Ok(active) => {
                 let active = Arc::new(active);

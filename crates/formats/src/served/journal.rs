@@ -10,7 +10,7 @@
 //! first and of the next record; size that the disk is about to get. The records follow, of four
 //! words each: kind and index, entry, bitmap of the entry, and a checksum of the three.
 
-use fathom_core::{KEEPSAKE_ROOM, Keepsake};
+use fathom_core::{SAVED_STATE_ROOM, SavedState};
 use std::sync::atomic::Ordering;
 
 /// Maximum number of records: entries that can change between two write-backs.
@@ -20,7 +20,7 @@ const HEADER_WORDS: u64 = 8;
 
 /// Length of the journal in bytes.
 pub(super) const LEN: u64 = (HEADER_WORDS + RECORDS * RECORD_WORDS) * 8;
-const _: () = assert!(LEN <= KEEPSAKE_ROOM);
+const _: () = assert!(LEN <= SAVED_STATE_ROOM);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMJ1");
 
@@ -101,7 +101,7 @@ pub(super) enum Found {
 
 /// A journal in use, behind the lock of the image's state.
 pub(super) struct Journal {
-    memory: Keepsake,
+    memory: SavedState,
     first: u64,
     next: u64,
     /// Number of records that are reserved and may still be written.
@@ -110,7 +110,7 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Reads the journal that a predecessor has left.
-    pub(super) fn look(memory: &Keepsake, identity: Identity) -> Found {
+    pub(super) fn look(memory: &SavedState, identity: Identity) -> Found {
         let words = memory.words();
         let word = |at: usize| words[at].load(Ordering::Acquire);
         if (words.len() as u64) * 8 < LEN || word(AT_MAGIC) == 0 {
@@ -142,7 +142,7 @@ impl Journal {
     /// Takes over the memory; `None` if it is too small.
     ///
     /// Earlier records stay until the first [`Journal::forget`].
-    pub(super) fn begin(memory: Keepsake, identity: Identity) -> Option<Journal> {
+    pub(super) fn begin(memory: SavedState, identity: Identity) -> Option<Journal> {
         let words = memory.words();
         if (words.len() as u64) * 8 < LEN {
             return None;
@@ -232,12 +232,12 @@ const _: () = assert!(AT_NEXT_SIZE < HEADER_WORDS as usize);
 
 /// Memory for tests; a clone of it serves as the successor's.
 #[cfg(test)]
-pub(super) fn memory() -> Keepsake {
+pub(super) fn memory() -> SavedState {
     let words: Vec<std::sync::atomic::AtomicU64> = (0..LEN / 8).map(|_| 0.into()).collect();
     let words = std::sync::Arc::new(words);
     let base = std::ptr::NonNull::from(&words[0]).cast();
     // SAFETY: the vector has this number of words and is kept.
-    unsafe { Keepsake::new(base, words.len(), words) }
+    unsafe { SavedState::new(base, words.len(), words) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::support::sim::case::{Backing, Case, GROWING, Made, SMALL};
 use crate::support::sim::run::{Run, Start};
 use crate::support::sim::worker::{Ask, DEPTH};
-use crate::support::sim::{each, keepsake, rounds};
+use crate::support::sim::{each, rounds, saved_state};
 use fathom_core::{Disk, Op};
 
 /// Number of storage operations in which all requests in flight must end.
@@ -17,8 +17,8 @@ fn active(made: &Made, workers: usize, seed: u64) -> Run {
         ..start
     };
     let mut run = Run::new(start).expect("the image opens");
-    let words = vec![0; run.disk.keepsake_len() as usize / 8];
-    run.disk.keep(keepsake::with(&words));
+    let words = vec![0; run.disk.saved_state_len() as usize / 8];
+    run.disk.set_saved_state(saved_state::with(&words));
     run.activate();
     run
 }

@@ -12,8 +12,8 @@ use crate::support::sim::rng::Rng;
 use crate::support::sim::run::{Run, Start};
 use crate::support::sim::worker::Ask;
 use crate::support::sim::world::{Kill, World};
-use crate::support::sim::{each, keepsake, rounds};
-use fathom_core::{Disk, DiskError, Keepsake, Op};
+use crate::support::sim::{each, rounds, saved_state};
+use fathom_core::{Disk, DiskError, Op, SavedState};
 use fathom_testing::Tried;
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ struct Left {
 struct Server {
     world: Arc<World>,
     run: Run,
-    memory: Option<Keepsake>,
+    memory: Option<SavedState>,
 }
 
 impl Server {
@@ -60,9 +60,9 @@ impl Server {
         };
         let run = Run::new(start)?;
         let mut words = left.memory.clone();
-        words.resize(run.disk.keepsake_len() as usize / 8, 0);
-        let memory = keepsake::with(&words);
-        run.disk.keep(memory.clone());
+        words.resize(run.disk.saved_state_len() as usize / 8, 0);
+        let memory = saved_state::with(&words);
+        run.disk.set_saved_state(memory.clone());
         Ok(Server { world, run, memory })
     }
 
@@ -86,7 +86,7 @@ impl Server {
         self.run.abandon();
         let left = Left {
             files: self.world.state().files.clone(),
-            memory: keepsake::words(self.memory.as_ref()),
+            memory: saved_state::words(self.memory.as_ref()),
         };
         (left, self.run.model)
     }
@@ -195,7 +195,7 @@ fn finish(made: &Made, left: &Left, model: Model, rng: &mut Rng) {
     server.run.deactivate();
     let found = check_image(made, &server.world);
     found.unwrap_or_else(|problem| panic!("in the end: {problem}"));
-    server.run.disk.keep(None);
+    server.run.disk.set_saved_state(None);
     server.run.activate();
     let values = server.run.compare_all();
     server.run.deactivate();

@@ -70,7 +70,7 @@ impl Prepared {
                     .into(),
             );
         }
-        if follows && target.disk.keepsake_len() > 0 {
+        if follows && target.disk.saved_state_len() > 0 {
             return Err(
                 "--pull-post-copy: applies only to raw images, and this image has tables; use a \
                  raw image, or omit the option"

@@ -4,7 +4,7 @@
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::Inflight;
 use crate::vhost_user::mapping::Mapping;
-use fathom_core::{KEEPSAKE_ROOM, Keepsake};
+use fathom_core::{SAVED_STATE_ROOM, SavedState};
 use fathom_units::cause;
 use fathom_virtio::inflight::{InflightQueue, region_size};
 use fathom_virtio::queue::MAX_SIZE;
@@ -19,7 +19,7 @@ pub struct InflightArea {
     pub(super) queues: u16,
     pub(super) queue_size: u16,
     /// Memory for the disk, after the queues' regions.
-    keepsake: Option<Keepsake>,
+    saved_state: Option<SavedState>,
     /// Offset in bytes of the regions for queues of any size, after the disk's memory.
     roomy: Option<usize>,
 }
@@ -58,7 +58,7 @@ struct Layout {
     /// Size of all regions.
     regions: u64,
     /// Range of the disk's memory.
-    keepsake: Range<u64>,
+    saved_state: Range<u64>,
     /// Range of the regions for queues of any size.
     ///
     /// A front-end announces the queue size that its device offers, but QEMU lets a driver choose a
@@ -71,25 +71,25 @@ impl Layout {
     fn new(queues: u16, queue_size: u16, room: u64) -> Layout {
         let regions = regions_size(queues, queue_size);
         let start = regions.next_multiple_of(8);
-        let keepsake = start..start + room;
-        let start = keepsake.end.next_multiple_of(8);
+        let saved_state = start..start + room;
+        let start = saved_state.end.next_multiple_of(8);
         Layout {
             regions,
-            keepsake,
+            saved_state,
             roomy: start..start + regions_size(queues, MAX_SIZE),
         }
     }
 
     /// Returns the layout for any disk, since another disk may take this one's place.
     fn of_all(queues: u16, queue_size: u16) -> Layout {
-        Layout::new(queues, queue_size, KEEPSAKE_ROOM)
+        Layout::new(queues, queue_size, SAVED_STATE_ROOM)
     }
 
     /// Returns the layout of an existing area. An earlier version left only as much room as its own
     /// disk needed, which was none for a disk without tables.
     fn found(area: &Inflight, wanted: u64) -> Layout {
         let of = |room| Layout::new(area.num_queues, area.queue_size, room);
-        let (all, none) = (of(KEEPSAKE_ROOM), of(0));
+        let (all, none) = (of(SAVED_STATE_ROOM), of(0));
         if area.mmap_size >= all.roomy.end {
             all
         } else if area.mmap_size == none.roomy.end {
@@ -142,10 +142,10 @@ impl Session<'_> {
 
     pub(super) fn set_inflight_fd(&mut self, area: Inflight, fd: OwnedFd) -> Result<Reply, Fault> {
         self.check_inflight(&area)?;
-        let wanted = self.shared.disk.keepsake_len();
+        let wanted = self.shared.disk.saved_state_len();
         let Layout {
             regions,
-            keepsake,
+            saved_state,
             roomy,
         } = Layout::found(&area, wanted);
         if area.mmap_size < regions {
@@ -159,29 +159,29 @@ impl Session<'_> {
         }
         // An area created by another program may lack room for the disk, or for larger queues.
         let fits = |end: u64| area.mmap_size >= end;
-        let room = keepsake.end - keepsake.start;
-        let has_keepsake = wanted > 0 && wanted <= room && fits(keepsake.end);
+        let room = saved_state.end - saved_state.start;
+        let has_saved_state = wanted > 0 && wanted <= room && fits(saved_state.end);
         let is_roomy = fits(roomy.end);
-        let len = match (is_roomy, has_keepsake) {
+        let len = match (is_roomy, has_saved_state) {
             (true, _) => roomy.end,
-            (false, true) => keepsake.end,
+            (false, true) => saved_state.end,
             (false, false) => regions,
         };
         let mapping = self
             .map(fd, area.mmap_offset, len)
             .map_err(|e| Fault::Refused(format!("in-flight area: {e}")))?;
         let mapping = Arc::new(mapping);
-        let keepsake = has_keepsake.then(|| {
+        let saved_state = has_saved_state.then(|| {
             let words = wanted as usize / 8;
             // SAFETY: the mapping starts at a multiple of 8 and contains this range, which no queue
             // uses.
             unsafe {
-                let base = mapping.ptr().add(keepsake.start as usize);
-                Keepsake::new(base, words, mapping.clone())
+                let base = mapping.ptr().add(saved_state.start as usize);
+                SavedState::new(base, words, mapping.clone())
             }
         });
         self.shared
-            .update_status(|status| status.keeps_nothing = wanted > 0 && !has_keepsake);
+            .update_status(|status| status.keeps_nothing = wanted > 0 && !has_saved_state);
         self.while_paused(|session| {
             // The disk's memory may change only between activations.
             session.deactivate();
@@ -189,7 +189,7 @@ impl Session<'_> {
                 mapping,
                 queues: area.num_queues,
                 queue_size: area.queue_size,
-                keepsake,
+                saved_state,
                 roomy: is_roomy.then_some(roomy.start as usize),
             });
         })
@@ -198,8 +198,8 @@ impl Session<'_> {
     }
 
     /// Returns the disk's memory in the in-flight area, if the front-end has one.
-    pub(super) fn keepsake(&self) -> Option<Keepsake> {
-        self.inflight.as_ref()?.keepsake.clone()
+    pub(super) fn saved_state(&self) -> Option<SavedState> {
+        self.inflight.as_ref()?.saved_state.clone()
     }
 
     /// Returns the region for a queue of `size` entries that is about to start, if the front-end
@@ -235,7 +235,7 @@ mod tests {
             wire_len: 0,
         };
         let layout = Layout::found(&area, wanted);
-        (layout.keepsake, layout.roomy)
+        (layout.saved_state, layout.roomy)
     }
 
     #[test]
@@ -245,19 +245,22 @@ mod tests {
             let roomy = regions_size(queues, MAX_SIZE);
             let begin = regions.next_multiple_of(8);
             let all = (
-                begin..begin + KEEPSAKE_ROOM,
-                begin + KEEPSAKE_ROOM..begin + KEEPSAKE_ROOM + roomy,
+                begin..begin + SAVED_STATE_ROOM,
+                begin + SAVED_STATE_ROOM..begin + SAVED_STATE_ROOM + roomy,
             );
             // The layout does not depend on what the disk needs.
             let size = all.1.end;
             assert_eq!(found(size, queues, 0), all);
-            assert_eq!(found(size, queues, KEEPSAKE_ROOM), all);
+            assert_eq!(found(size, queues, SAVED_STATE_ROOM), all);
             // An area of an earlier version, for a disk that needed no memory.
             let none = (begin..begin, begin..begin + roomy);
             assert_eq!(found(begin + roomy, queues, 0), none);
-            assert_eq!(found(begin + roomy, queues, KEEPSAKE_ROOM), none);
+            assert_eq!(found(begin + roomy, queues, SAVED_STATE_ROOM), none);
             // Areas of other programs may have any size.
-            assert_eq!(found(begin + KEEPSAKE_ROOM, queues, KEEPSAKE_ROOM).0, all.0);
+            assert_eq!(
+                found(begin + SAVED_STATE_ROOM, queues, SAVED_STATE_ROOM).0,
+                all.0
+            );
             assert_eq!(found(regions, queues, 0).0, begin..begin);
         }
     }

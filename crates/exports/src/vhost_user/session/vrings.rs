@@ -330,7 +330,7 @@ impl Session<'_> {
     pub(super) fn activate(&mut self) -> Result<(), Fault> {
         if !self.active {
             let disk = &self.shared.disk;
-            disk.keep(self.keepsake());
+            disk.set_saved_state(self.saved_state());
             disk.activate().map_err(|e| Fault::Fatal(e.to_string()))?;
             self.active = true;
         }

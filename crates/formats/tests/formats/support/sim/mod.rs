@@ -5,7 +5,7 @@
 //! wait until the [`run`] executes one of them, in any order. The image uses these files as its
 //! storages through a [`recorder`]. The run's [`worker`]s submit requests that [`rng`] chooses, and
 //! the [`model`] says what each sector may contain. [`cut`] creates the files that a power cut may
-//! leave from the world's log. A [`bitmap`] in the image records the changes. A [`keepsake`] is the
+//! leave from the world's log. A [`bitmap`] in the image records the changes. A [`saved_state`] is the
 //! in-flight state that a killed server leaves to its successor in addition to the files.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -13,7 +13,6 @@ pub mod beside;
 pub mod bitmap;
 pub mod case;
 pub mod cut;
-pub mod keepsake;
 pub mod matrix;
 pub mod model;
 pub mod pages;
@@ -21,6 +20,7 @@ pub mod recorder;
 pub mod resizing;
 pub mod rng;
 pub mod run;
+pub mod saved_state;
 pub mod worker;
 pub mod world;
 

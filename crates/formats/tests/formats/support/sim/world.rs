@@ -1,9 +1,9 @@
 //! Files in memory that log all changes. Their operations are executed only on command.
 
-use super::keepsake;
 use super::pages::Pages;
 use super::rng::Rng;
-use fathom_core::{Extents, Keepsake, Op, Request, RequestId};
+use super::saved_state;
+use fathom_core::{Extents, Op, Request, RequestId, SavedState};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::{Arc, OnceLock};
 
@@ -81,7 +81,7 @@ pub struct Fault {
 pub struct Kill {
     /// The operation's number.
     pub at: u64,
-    pub memory: Option<Keepsake>,
+    pub memory: Option<SavedState>,
     /// The contents of the memory at the kill; `None` before the kill.
     pub left: Option<Vec<u64>>,
 }
@@ -244,7 +244,7 @@ impl State {
             match kill.left {
                 Some(_) => return Err(libc::ESHUTDOWN),
                 None if number >= kill.at => {
-                    kill.left = Some(keepsake::words(kill.memory.as_ref()));
+                    kill.left = Some(saved_state::words(kill.memory.as_ref()));
                     return Err(libc::EIO);
                 }
                 None => {}

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 /// Size in bytes of the memory that a front-end keeps for each disk, whatever the disk needs, since
 /// another disk may replace it. A multiple of 8. All versions of the server must agree on this
 /// value.
-pub const KEEPSAKE_ROOM: u64 = (1 << 20) + 64;
+pub const SAVED_STATE_ROOM: u64 = (1 << 20) + 64;
 
 /// Memory that a front-end keeps while its guest runs, and passes to the successor of a killed
 /// process. A disk stores there the writes that it has reported to the guest as completed and that
@@ -16,7 +16,7 @@ pub const KEEPSAKE_ROOM: u64 = (1 << 20) + 64;
 ///
 /// The front-end can write to the memory at any time, so its contents are not trusted.
 #[derive(Clone)]
-pub struct Keepsake {
+pub struct SavedState {
     base: NonNull<AtomicU64>,
     words: usize,
     /// Keeps the memory mapped.
@@ -24,11 +24,11 @@ pub struct Keepsake {
 }
 
 // SAFETY: the memory is an array of atomics, kept by an owner that is itself Send and Sync.
-unsafe impl Send for Keepsake {}
+unsafe impl Send for SavedState {}
 // SAFETY: as for Send.
-unsafe impl Sync for Keepsake {}
+unsafe impl Sync for SavedState {}
 
-impl Keepsake {
+impl SavedState {
     /// Wraps mapped memory.
     ///
     /// # Safety
@@ -38,8 +38,8 @@ impl Keepsake {
         base: NonNull<u8>,
         words: usize,
         owner: Arc<dyn Any + Send + Sync>,
-    ) -> Keepsake {
-        Keepsake {
+    ) -> SavedState {
+        SavedState {
             base: base.cast(),
             words,
             _owner: owner,

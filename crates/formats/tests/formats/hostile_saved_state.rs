@@ -11,7 +11,7 @@ use crate::support::sim::rng::Rng;
 use crate::support::sim::run::Run;
 use crate::support::sim::worker::Ask;
 use crate::support::sim::world::World;
-use crate::support::sim::{each, keepsake, rounds};
+use crate::support::sim::{each, rounds, saved_state};
 use fathom_core::{Disk, Op};
 use fathom_formats::offline::check::{Options, check};
 use fathom_testing::{Tried, is_time_up};
@@ -53,14 +53,14 @@ struct Left {
 fn kill(made: &Made, seed: u64) -> Left {
     let world = made.world(seed);
     let mut run = Run::new(made.start(&world, 2, seed)).expect("the image opens");
-    let memory = keepsake::with(&vec![0; run.disk.keepsake_len() as usize / 8]);
-    run.disk.keep(memory.clone());
+    let memory = saved_state::with(&vec![0; run.disk.saved_state_len() as usize / 8]);
+    run.disk.set_saved_state(memory.clone());
     run.flushes = 2;
     run.activate();
     run.requests(120);
     run.abandon();
     let files = world.state().files.clone();
-    let memory = keepsake::words(memory.as_ref());
+    let memory = saved_state::words(memory.as_ref());
     Left { files, memory }
 }
 
@@ -257,7 +257,7 @@ fn lies_do_no_harm_to_metadata() {
             let world = World::new(left.files.clone(), rng.next());
             made.prepare(&world);
             let mut run = Run::new(made.start(&world, 1, rng.next())).expect("the image opens");
-            run.disk.keep(keepsake::with(&memory));
+            run.disk.set_saved_state(saved_state::with(&memory));
             match run.disk.activate() {
                 Ok(()) => {
                     believed.set(believed.get() + 1);
@@ -270,7 +270,7 @@ fn lies_do_no_harm_to_metadata() {
                     let found = check_image(made, &world);
                     found.unwrap_or_else(|problem| panic!("after {error}: {problem}"));
                     // After the refusal, the genuine state is still usable.
-                    run.disk.keep(keepsake::with(&left.memory));
+                    run.disk.set_saved_state(saved_state::with(&left.memory));
                     let truth = run.disk.activate();
                     truth.unwrap_or_else(|e| panic!("after {error}: {e}"));
                 }
@@ -301,7 +301,7 @@ fn a_table_is_nothing_else() {
             let world = World::new(left.files.clone(), seed);
             made.prepare(&world);
             let run = Run::new(made.start(&world, 1, seed)).expect("the image opens");
-            run.disk.keep(keepsake::with(&memory));
+            run.disk.set_saved_state(saved_state::with(&memory));
             assert!(run.disk.activate().is_err(), "it is believed: {other:#x}");
         }
     });
@@ -328,7 +328,7 @@ fn a_new_table_refers_to_no_metadata() {
             let world = World::new(files, seed);
             made.prepare(&world);
             let run = Run::new(made.start(&world, 1, seed)).expect("the image opens");
-            run.disk.keep(keepsake::with(&memory));
+            run.disk.set_saved_state(saved_state::with(&memory));
             assert_eq!(run.disk.activate().is_ok(), is_sound, "{entry:#x}");
         }
     });
@@ -355,10 +355,10 @@ fn a_block_of_refcounts_is_nothing_else() {
             let world = World::new(left.files.clone(), seed);
             made.prepare(&world);
             let run = Run::new(made.start(&world, 1, seed)).expect("the image opens");
-            run.disk.keep(keepsake::with(&memory));
+            run.disk.set_saved_state(saved_state::with(&memory));
             assert!(run.disk.activate().is_err(), "it is believed: {what:#x}");
             // After the refusal, the genuine state is still usable.
-            run.disk.keep(keepsake::with(&left.memory));
+            run.disk.set_saved_state(saved_state::with(&left.memory));
             run.disk.activate().expect("the truth");
         }
     });
@@ -380,11 +380,11 @@ fn what_another_image_has_left_is_refused() {
             let world = World::new(left.files.clone(), seed);
             made.prepare(&world);
             let run = Run::new(made.start(&world, 1, seed)).expect("the image opens");
-            run.disk.keep(keepsake::with(&memory));
+            run.disk.set_saved_state(saved_state::with(&memory));
             let refused = run.disk.activate().expect_err("it is another image's");
             let problem = refused.to_string();
             assert!(problem.contains("not the image"), "{problem}");
-            run.disk.keep(keepsake::with(&left.memory));
+            run.disk.set_saved_state(saved_state::with(&left.memory));
             run.disk.activate().expect("it is this one's");
             refusals.set(refusals.get() + 1);
         }
