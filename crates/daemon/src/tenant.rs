@@ -255,8 +255,9 @@ impl Tenant {
     fn hand_over(&mut self, socket: OwnedFd) {
         let link = &self.link;
         let kill = Box::new(|| end_successor(link));
-        let estate = self.objects.estate().map_err(|error| error.text);
-        let outcome = estate.and_then(|estate| handover::hand_over_disks(estate, socket, kill));
+        let handover_host = self.objects.handover_host().map_err(|error| error.text);
+        let outcome = handover_host
+            .and_then(|handover_host| handover::hand_over_disks(handover_host, socket, kill));
         match outcome {
             Ok(HandedOver { pause, .. }) => {
                 self.has_handed_over = true;

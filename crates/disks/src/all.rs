@@ -29,7 +29,7 @@ use super::disk::{Common, Served};
 use super::nbd::Nbd;
 use super::tracer::Tracer;
 use fathom_control::{ErrorKind, RequestError, version_of};
-use fathom_host::handover::Estate;
+use fathom_host::handover::HandoverHost;
 use fathom_host::mailbox::Mailbox;
 use fathom_host::options::ServeOptions;
 use fathom_host::{Error, Host, StopTimeout};

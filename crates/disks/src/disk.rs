@@ -137,7 +137,7 @@ impl Served {
             inherited: Inherited::default(),
             since: Instant::now(),
         };
-        if let Some(lent) = served.options.disk.legacy.take(TRACE) {
+        if let Some(lent) = served.options.disk.handover_state.take(TRACE) {
             let trace = Tracer::resume(lent, served.stack.workers.len());
             served.trace = Some(trace.map_err(Error::Options)?);
         } else if let Some(path) = served.options.trace.clone() {
@@ -195,7 +195,7 @@ impl Served {
     /// Returns why the disk must stay with its users: the disk is moving, or a job is in progress.
     pub fn may_not_be_disturbed(&self) -> Option<String> {
         let job = self.job_of_others().map(str::to_owned);
-        self.moves.may_go().err().or(job)
+        self.moves.check_handover().err().or(job)
     }
 
     /// Returns the move of the disk to this server, if such a move has begun.

@@ -77,12 +77,12 @@ impl Moves {
     }
 
     /// Fails while the disk is moving, in either direction.
-    pub fn may_go(&self) -> Result<(), String> {
-        let going = self.going.as_ref().map_or(Ok(()), |going| going.may_go());
+    pub fn check_handover(&self) -> Result<(), String> {
+        let going = self.going.as_ref().map_or(Ok(()), |going| going.check_handover());
         going.and_then(|()| {
             self.coming
                 .as_ref()
-                .map_or(Ok(()), |coming| coming.may_go())
+                .map_or(Ok(()), |coming| coming.check_handover())
         })
     }
 
@@ -192,7 +192,7 @@ impl Guard for Coming {
 }
 
 impl Part for Coming {
-    fn may_go(&self) -> Result<(), String> {
+    fn check_handover(&self) -> Result<(), String> {
         match self.0.get().is_none_or(Pull::is_done) {
             true => Ok(()),
             false => Err(

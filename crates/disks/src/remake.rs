@@ -277,13 +277,13 @@ impl Remake {
         switch.into_iter().for_each(Switch::begin_finish);
         let halting = frozen.map(|frozen| frozen.begin_halt());
         let bases = halting.map(|halting| halting.wait(deadline)).transpose()?;
-        let left = self.parts.leave()?;
+        let left = self.parts.final_state()?;
         if let Some(switch) = switch {
             switch.finish(deadline)?;
             // (The state of the storage belongs to the old image.)
             left.take(PART);
         }
-        disk.take_left(&left)?;
+        disk.restore(&left)?;
         if let (Also::Snapshots(work), Some(image)) = (&self.also, disk.qcow2_image()) {
             let (bitmaps, size) = disk.bitmaps();
             bitmaps.keep_through(size, || work.run(&image))?;

@@ -1,6 +1,6 @@
 //! A trace that is being written.
 
-use fathom_core::{Left, WorkerHandle};
+use fathom_core::{PartState, WorkerHandle};
 use fathom_files::gate::{self, Wanted};
 use fathom_host::prepare_trace;
 use fathom_trace::{TraceError, ring::RingFile};
@@ -58,9 +58,9 @@ impl Tracer {
 
     /// Opens the file that a predecessor shares, for this number of workers. The workers are traced from
     /// [`Tracer::begin`] on.
-    pub fn resume(mut lent: Left, workers: usize) -> Result<Tracer, String> {
-        let path = PathBuf::from(lent.values["path"].as_str().unwrap_or_default());
-        let file = RingFile::resumed(&path, lent.take_file()?.into());
+    pub fn resume(mut early_state: PartState, workers: usize) -> Result<Tracer, String> {
+        let path = PathBuf::from(early_state.values["path"].as_str().unwrap_or_default());
+        let file = RingFile::resumed(&path, early_state.take_file()?.into());
         let file = file.map_err(|error| error.to_string())?;
         match file.rings() >= workers {
             true => Ok(Tracer {
@@ -79,8 +79,8 @@ impl Tracer {
     }
 
     /// Returns the trace's file and path for a successor.
-    pub fn lend(&self) -> io::Result<Left> {
-        Ok(Left {
+    pub fn early_state(&self) -> io::Result<PartState> {
+        Ok(PartState {
             values: json!({ "path": self.path }),
             files: vec![self.file.file().try_clone_to_owned()?],
             is_needed: false,

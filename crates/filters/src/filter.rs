@@ -6,7 +6,7 @@ use crate::layer::Layer;
 use crate::live::{Live, View};
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Cx, DiskInfo, Left, Part};
+use fathom_core::{Cx, DiskInfo, Part, PartState};
 use parking_lot::Mutex;
 use serde_json::json;
 use std::io;
@@ -60,12 +60,12 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
 
     fn parse(values: &Values<'_>) -> Result<Self::Settings, String>;
 
-    /// Creates a filter. `filters` holds state shared by several disks; `lent` is the state that
-    /// the predecessor's filter has lent.
+    /// Creates a filter. `filters` holds state shared by several disks; `early_state` is the state that
+    /// the predecessor's filter has passed early.
     fn new(
         settings: &Self::Settings,
         filters: &Filters,
-        lent: Option<Left>,
+        early_state: Option<PartState>,
     ) -> Result<Self, String>;
 
     /// Returns the options that this filter shares with others, if any. The filter that sets them
@@ -94,23 +94,23 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
         below
     }
 
-    /// See [`Part::may_go`].
-    fn may_go(_settings: &Self::Settings) -> Result<(), String> {
+    /// See [`Part::check_handover`].
+    fn check_handover(_settings: &Self::Settings) -> Result<(), String> {
         Ok(())
     }
 
-    /// See [`Part::lend`].
-    fn lend(&self) -> io::Result<Option<Left>> {
+    /// See [`Part::early_state`].
+    fn early_state(&self) -> io::Result<Option<PartState>> {
         Ok(None)
     }
 
-    /// See [`Part::leave`].
-    fn leave(&self) -> io::Result<Option<Left>> {
+    /// See [`Part::final_state`].
+    fn final_state(&self) -> io::Result<Option<PartState>> {
         Ok(None)
     }
 
-    /// See [`Part::inherit`]. `is_same`: the predecessor's filter had the same options.
-    fn inherit(&self, _left: Left, _is_same: bool) -> Result<(), String> {
+    /// See [`Part::restore`]. `is_same`: the predecessor's filter had the same options.
+    fn restore(&self, _left: PartState, _is_same: bool) -> Result<(), String> {
         Ok(())
     }
 
@@ -159,10 +159,10 @@ pub(crate) fn parse<K: Kind>(written: &[(String, String)]) -> Result<(Raw, K::Se
 pub(crate) fn make<K: Kind>(
     written: &[(String, String)],
     filters: &Filters,
-    lent: Option<Left>,
+    early_state: Option<PartState>,
 ) -> Result<Arc<dyn Filter>, String> {
     let (raw, settings) = parse::<K>(written)?;
-    let kind = Arc::new(K::new(&settings, filters, lent)?);
+    let kind = Arc::new(K::new(&settings, filters, early_state)?);
     let joins = K::joins(&settings);
     let options = match kind.shared_options() {
         Some(options) if joins && !options.raw.lock().is_empty() => options,
@@ -222,25 +222,25 @@ fn apply(about: &'static About, raw: &mut Raw, name: &str, value: &str) -> Resul
 }
 
 impl<K: Kind> Part for Instance<K> {
-    fn may_go(&self) -> Result<(), String> {
-        K::may_go(&self.options.live.get())
+    fn check_handover(&self) -> Result<(), String> {
+        K::check_handover(&self.options.live.get())
     }
 
-    fn lend(&self) -> io::Result<Option<Left>> {
-        self.kind.lend()
+    fn early_state(&self) -> io::Result<Option<PartState>> {
+        self.kind.early_state()
     }
 
-    fn leave(&self) -> io::Result<Option<Left>> {
-        let left = self.kind.leave()?;
+    fn final_state(&self) -> io::Result<Option<PartState>> {
+        let left = self.kind.final_state()?;
         Ok(left.map(|mut left| {
             left.values[OPTIONS] = json!(*self.options.raw.lock());
             left
         }))
     }
 
-    fn inherit(&self, left: Left) -> Result<(), String> {
+    fn restore(&self, left: PartState) -> Result<(), String> {
         let is_same = left.values[OPTIONS] == json!(*self.options.raw.lock());
-        self.kind.inherit(left, is_same)
+        self.kind.restore(left, is_same)
     }
 
     fn end(&self, deadline: Instant) {

@@ -11,7 +11,7 @@ use crate::readahead::Readahead;
 use crate::readonly::Readonly;
 use crate::spec::Spec;
 use crate::throttle::{Groups, Throttle};
-use fathom_core::Left;
+use fathom_core::PartState;
 use fathom_units::unknown_name;
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Registered {
 }
 
 type Check = fn(&[(String, String)]) -> Result<(), String>;
-type Make = fn(&[(String, String)], &Filters, Option<Left>) -> Result<Arc<dyn Filter>, String>;
+type Make = fn(&[(String, String)], &Filters, Option<PartState>) -> Result<Arc<dyn Filter>, String>;
 
 const fn of<K: Kind>() -> Registered {
     Registered {
@@ -74,9 +74,13 @@ impl Filters {
         self.succeed(spec, None)
     }
 
-    /// Creates a filter with the state that its predecessor has lent.
-    pub fn succeed(&self, spec: &Spec, lent: Option<Left>) -> Result<Arc<dyn Filter>, String> {
-        (find(&spec.name)?.make)(&spec.options, self, lent)
+    /// Creates a filter with the early state of its predecessor.
+    pub fn succeed(
+        &self,
+        spec: &Spec,
+        early_state: Option<PartState>,
+    ) -> Result<Arc<dyn Filter>, String> {
+        (find(&spec.name)?.make)(&spec.options, self, early_state)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The host of a server's disks: this process, or the processes of tenants.
 
 use crate::error::Error;
-use crate::handover::Estate;
+use crate::handover::HandoverHost;
 use crate::outcome::Outcome;
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
@@ -57,5 +57,5 @@ pub trait Host: Send {
     fn give_up_commands(&mut self) {}
 
     /// What a successor gets. An error if the disks cannot be handed over.
-    fn estate(&mut self) -> Result<&mut dyn Estate, RequestError>;
+    fn handover_host(&mut self) -> Result<&mut dyn HandoverHost, RequestError>;
 }

@@ -102,7 +102,7 @@ impl OpenOptions {
             server_is_sought: self.reconnects,
             server_connections: None,
             base: Default::default(),
-            legacy: Default::default(),
+            handover_state: Default::default(),
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::bare::Bare;
 use crate::confined::AllowedDirs;
 use crate::description::Description;
 use crate::image_files::{ImageOpener, StoredImage};
-use fathom_core::{Disk, DiskError, DiskLayer, Left, Part, Resize, SavedState};
+use fathom_core::{Disk, DiskError, DiskLayer, Part, PartState, Resize, SavedState};
 use fathom_files::gate;
 use fathom_formats::Format;
 use fathom_formats::offline::Image;
@@ -42,8 +42,8 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         return Err(unusable(problem.into()));
     };
     let keys = description.keys.keys().map_err(unusable)?;
-    let file = match description.legacy.take(OVERLAY) {
-        Some(mut lent) => lent.take_file().map_err(unusable)?.into(),
+    let file = match description.handover_state.take(OVERLAY) {
+        Some(mut early_state) => early_state.take_file().map_err(unusable)?.into(),
         None => make(&backing, name, dir, description, &keys)?,
     };
     let overlay = Overlay(file.try_clone().map_err(|source| DiskError::Io {
@@ -124,11 +124,11 @@ fn make(
 struct Overlay(File);
 
 impl Part for Overlay {
-    fn lend(&self) -> io::Result<Option<Left>> {
-        Ok(Some(Left {
+    fn early_state(&self) -> io::Result<Option<PartState>> {
+        Ok(Some(PartState {
             files: vec![self.0.try_clone()?.into()],
             is_needed: true,
-            ..Left::default()
+            ..PartState::default()
         }))
     }
 }

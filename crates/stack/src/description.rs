@@ -5,7 +5,7 @@ use crate::inject::Injection;
 use crate::keys::KeyRing;
 use crate::magic;
 use crate::pools::NamedPool;
-use fathom_core::{Legacy, Polling};
+use fathom_core::{HandoverState, Polling};
 use fathom_filters::Spec;
 use fathom_formats::Format;
 use fathom_formats::served::{Beside, DEFAULT_METADATA_CACHE};
@@ -60,7 +60,7 @@ pub struct Description {
     /// guest's data then.
     pub known_raw: bool,
     /// The state that the predecessor has handed over.
-    pub legacy: Legacy,
+    pub handover_state: HandoverState,
     /// What to do if a newer image has superseded an image that will be written.
     pub superseded: OnSuperseded,
     /// Whether the guest may discard.
@@ -117,7 +117,7 @@ impl Description {
             force_share: false,
             succeeds: false,
             known_raw: false,
-            legacy: Legacy::default(),
+            handover_state: HandoverState::default(),
             superseded: OnSuperseded::Refuse,
             discard: true,
             iothreads: 1,
@@ -277,7 +277,7 @@ impl Description {
             server_is_sought: true,
             server_connections: self.server_connections,
             base: self.base_cache.clone(),
-            legacy: self.legacy.clone(),
+            handover_state: self.handover_state.clone(),
         }
     }
 }

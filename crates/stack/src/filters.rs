@@ -1,6 +1,6 @@
 //! Wraps a disk in its filters, lists them and changes their options.
 
-use fathom_core::{Disk, Legacy, Parts};
+use fathom_core::{Disk, HandoverState, Parts};
 use fathom_filters::{COW, Filter, Filters, Spec, wrap};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,10 +20,15 @@ impl DiskFilters {
     }
 
     /// Creates the filters of a disk with the state that their predecessors have handed over.
-    pub fn make(all: &Filters, specs: &[Spec], legacy: &Legacy) -> Result<DiskFilters, String> {
+    pub fn make(
+        all: &Filters,
+        specs: &[Spec],
+        handover_state: &HandoverState,
+    ) -> Result<DiskFilters, String> {
         let names: Vec<_> = specs.iter().map(|spec| spec.name.as_str()).collect();
         let made = specs.iter().enumerate();
-        let made = made.map(|(at, spec)| all.succeed(spec, legacy.take(&part_name(&names, at))));
+        let made =
+            made.map(|(at, spec)| all.succeed(spec, handover_state.take(&part_name(&names, at))));
         made.collect::<Result<_, _>>().and_then(DiskFilters::new)
     }
 

@@ -85,7 +85,7 @@ impl Stack {
         let in_pool = pool.map(|pool| description.in_pool(pool));
         let description = in_pool.as_ref().unwrap_or(description);
         description.cpus.check().map_err(Error::Description)?;
-        let filters = DiskFilters::make(all, &description.filters, &description.legacy);
+        let filters = DiskFilters::make(all, &description.filters, &description.handover_state);
         let filters = filters.map_err(|error| Error::Description(format!("--filter: {error}")))?;
         let overlay = filters.overlay_dir();
         let place = place_of_bitmaps(description, overlay.is_some());
@@ -116,7 +116,7 @@ impl Stack {
             .for_each(|(name, part)| parts.add(name, part));
         filters.add_to(&mut parts);
         description
-            .legacy
+            .handover_state
             .check_taken()
             .map_err(Error::Description)?;
         let has_own = |image: &Arc<ImageDisk>| place.is_ok() && image.can_have_bitmaps();

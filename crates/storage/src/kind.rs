@@ -3,7 +3,7 @@
 use crate::cached::CacheTerms;
 use crate::engine::EngineKind;
 use crate::file::{Cache, FileDisk, OnSuperseded};
-use fathom_core::{Disk, DiskError, Legacy, Part};
+use fathom_core::{Disk, DiskError, HandoverState, Part};
 use fathom_files::ImageFile;
 use fathom_units::{Timeout, parse_size};
 use std::ffi::OsStr;
@@ -129,7 +129,7 @@ pub struct OpenOptions {
     /// How base images are cached on this host.
     pub base: CacheTerms,
     /// State handed over by the disk's predecessor; this crate's part of it is named [`PART`].
-    pub legacy: Legacy,
+    pub handover_state: HandoverState,
 }
 
 /// Name of the storage among the parts of a disk's handover state.

@@ -5,7 +5,7 @@ mod part;
 
 use crate::kind::{Kind, OfSize, Opened, PART};
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Left, Part, RangeLimits, RequestId, Resize, Stage,
+    Channel, Cx, Disk, DiskError, DiskInfo, Part, PartState, RangeLimits, RequestId, Resize, Stage,
 };
 use map::Map;
 use std::io;
@@ -25,14 +25,14 @@ pub(crate) const KIND: Kind = Kind {
     options: &[],
     parse: |text| {
         OfSize::parse(PREFIX, text, |size, options| {
-            open(size, options.legacy.take(PART))
+            open(size, options.handover_state.take(PART))
         })
     },
 };
 
-fn open(size: u64, lent: Option<Left>) -> Result<Opened, DiskError> {
-    let disk = match lent {
-        Some(lent) => MemoryDisk::of(lent)?,
+fn open(size: u64, early_state: Option<PartState>) -> Result<Opened, DiskError> {
+    let disk = match early_state {
+        Some(early_state) => MemoryDisk::of(early_state)?,
         None => MemoryDisk::new(size)?,
     };
     let memory = Arc::new(Memory(disk.map.clone()));
@@ -46,8 +46,8 @@ fn open(size: u64, lent: Option<Left>) -> Result<Opened, DiskError> {
 struct Memory(Arc<Map>);
 
 impl Part for Memory {
-    fn lend(&self) -> io::Result<Option<Left>> {
-        self.0.lend().map(Some)
+    fn early_state(&self) -> io::Result<Option<PartState>> {
+        self.0.early_state().map(Some)
     }
 }
 
@@ -93,8 +93,8 @@ impl MemoryDisk {
     }
 
     /// Makes a disk of the memory that a predecessor shares.
-    fn of(lent: Left) -> Result<MemoryDisk, DiskError> {
-        let map = Map::of(lent).map_err(|problem| DiskError::Unusable {
+    fn of(early_state: PartState) -> Result<MemoryDisk, DiskError> {
+        let map = Map::of(early_state).map_err(|problem| DiskError::Unusable {
             path: PREFIX.into(),
             problem,
         })?;

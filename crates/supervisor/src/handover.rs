@@ -7,7 +7,7 @@ use super::tenant::{Disk, Tenant};
 use super::turns::Turns;
 use fathom_exports::nbd::ClientState;
 use fathom_host::handover::{
-    Estate, Given, GroupsState, Progress, State, TenantDisk, TenantState, VERSION,
+    Given, GroupsState, HandoverHost, Progress, State, TenantDisk, TenantState, VERSION,
 };
 use fathom_host::options::ServeOptions;
 use fathom_metrics::DiskCounts;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const HOLD: Duration = Duration::from_secs(2);
 
 impl Tenants {
-    /// Takes over the tenants of a predecessor, which owns their sockets and groups until [`Estate::own`].
+    /// Takes over the tenants of a predecessor, which owns their sockets and groups until [`HandoverHost::own`].
     pub fn adopt(
         options: &ServeOptions,
         tenants: Vec<TenantState>,
@@ -109,7 +109,7 @@ impl Tenants {
     }
 }
 
-impl Estate for Tenants {
+impl HandoverHost for Tenants {
     /// Always succeeds: whatever the disks are, they stay in the tenants' processes.
     fn may_be_handed_over(&self) -> Result<(), String> {
         Ok(())
@@ -177,7 +177,7 @@ impl Estate for Tenants {
         Vec::new()
     }
 
-    fn inherit(&mut self, _: &[DiskCounts]) {}
+    fn continue_counts(&mut self, _: &[DiskCounts]) {}
 
     fn own(&mut self, _: Vec<Bound>) {
         for (listener, bound) in self.bounds.drain(..) {

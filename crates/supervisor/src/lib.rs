@@ -28,7 +28,7 @@ mod turns;
 mod users;
 
 use fathom_control::RequestError;
-use fathom_host::handover::Estate;
+use fathom_host::handover::HandoverHost;
 use fathom_host::link::FromTenant;
 use fathom_host::options::ServeOptions;
 use fathom_host::users::User;
@@ -432,7 +432,7 @@ impl Host for Tenants {
         }
     }
 
-    fn estate(&mut self) -> Result<&mut dyn Estate, RequestError> {
+    fn handover_host(&mut self) -> Result<&mut dyn HandoverHost, RequestError> {
         Ok(self)
     }
 }

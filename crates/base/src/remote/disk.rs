@@ -43,7 +43,7 @@ fn options(growable: bool) -> OpenOptions {
         server_is_sought: true,
         server_connections: None,
         base: CacheTerms::default(),
-        legacy: Default::default(),
+        handover_state: Default::default(),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Controller, registry_settings};
 use crate::files::KeptDisks;
 use fathom_control::{Definition, Definitions, ErrorKind, Registry, RequestError};
-use fathom_host::handover::{Estate, Given};
+use fathom_host::handover::{Given, HandoverHost};
 use fathom_host::{Error, Host};
 use fathom_requests::Responder;
 use fathom_units::cause;
@@ -36,13 +36,13 @@ impl Controller {
         responder: Responder,
     ) {
         let conflict = |text| ErrorKind::Conflict.because(text);
-        let error = match (&self.upgrade, self.host.estate()) {
+        let error = match (&self.upgrade, self.host.handover_host()) {
             (Some(_), _) => Some(conflict(
                 "another upgrade is in progress; retry when it has ended".to_owned(),
             )),
-            (None, Ok(estate)) => {
-                estate.let_encrypted_end(disconnect);
-                estate.may_be_handed_over().map_err(conflict).err()
+            (None, Ok(handover_host)) => {
+                handover_host.let_encrypted_end(disconnect);
+                handover_host.may_be_handed_over().map_err(conflict).err()
             }
             (None, Err(error)) => Some(error),
         };
@@ -100,14 +100,14 @@ impl Controller {
     }
 
     /// What another process gets of the disks.
-    pub fn estate(&mut self) -> Result<&mut dyn Estate, RequestError> {
-        self.host.estate()
+    pub fn handover_host(&mut self) -> Result<&mut dyn HandoverHost, RequestError> {
+        self.host.handover_host()
     }
 
     /// What a successor gets: the disks, which do not change from now on, and their definitions.
     pub fn give(&mut self) -> Result<Given, String> {
-        let estate = self.host.estate().map_err(|error| error.text)?;
-        let mut given = estate.give()?;
+        let handover_host = self.host.handover_host().map_err(|error| error.text)?;
+        let mut given = handover_host.give()?;
         let mut add = |(path, dir): &(PathBuf, OwnedFd)| {
             let number = given.files.add(dir)?;
             Ok((path.clone(), number))

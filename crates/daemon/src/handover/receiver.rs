@@ -24,20 +24,20 @@ use std::time::Duration;
 const COUNT: Duration = Duration::from_secs(2);
 
 /// What this process has taken over from a predecessor.
-pub struct Heir {
+pub struct Received {
     pub controller: Controller,
     /// The API's listeners, and the scale of metrics.
     pub sockets: Option<(ApiSockets, Scale)>,
     peer: Peer,
 }
 
-impl Heir {
+impl Received {
     /// Tells the predecessor that everything is served, and continues its counters.
     pub fn settle(&mut self) {
         match self.peer.receive(Some(COUNT)) {
             Ok((Counted(counts), _)) => {
-                if let Ok(estate) = self.controller.estate() {
-                    estate.inherit(&counts);
+                if let Ok(handover_host) = self.controller.handover_host() {
+                    handover_host.continue_counts(&counts);
                 }
             }
             Err(error) => tracing::warn!(
@@ -51,9 +51,9 @@ impl Heir {
     /// Replaces tenants' processes by processes of this program, and tells the predecessor the results.
     pub fn renew_tenants(mut self) -> Controller {
         let mut peer = self.peer;
-        if let Ok(estate) = self.controller.estate() {
+        if let Ok(handover_host) = self.controller.handover_host() {
             // (The predecessor may have ended.)
-            estate.renew(Box::new(move |progress| drop(peer.send(&progress))));
+            handover_host.renew(Box::new(move |progress| drop(peer.send(&progress))));
         }
         self.controller
     }
@@ -61,7 +61,7 @@ impl Heir {
 
 /// Takes over from the process at the other end of the socket. After an error, that process continues, and this process
 /// must end.
-pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Heir, Error> {
+pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Received, Error> {
     let peer = Peer::new(UnixStream::from(socket));
     let mut peer = peer.map_err(Error::io("cannot talk to the predecessor"))?;
     peer.send(&Hello::OURS).map_err(gone)?;
@@ -229,7 +229,7 @@ fn take_apart(
     options.trace = None;
     options.disk.succeeds = true;
     options.disk.known_raw = true;
-    options.disk.legacy = lent.map_err(|problem| format!("disk '{name}': {problem}"))?;
+    options.disk.handover_state = lent.map_err(|problem| format!("disk '{name}': {problem}"))?;
     let taken = disk.export.map(|export| arrival(export, files));
     Ok((options, taken))
 }
@@ -249,8 +249,11 @@ impl Prepared {
         } = stopped;
         let left = left.into_iter().map(|left| taken(left, &mut files));
         let left = left.collect::<Result<_, _>>()?;
-        let estate = self.controller.estate().map_err(|error| error.text)?;
-        estate.take_left(left)?;
+        let handover_host = self
+            .controller
+            .handover_host()
+            .map_err(|error| error.text)?;
+        handover_host.restore(left)?;
         if bases.len() != self.exports.len() {
             return Err("the predecessor's disks are not those of the handover".into());
         }
@@ -261,21 +264,24 @@ impl Prepared {
         }
         self.wait()?;
         // (Some exports have no front-end.)
-        let estate = self.controller.estate().map_err(|error| error.text)?;
-        estate.adopt_clients(clients, &mut files)
+        let handover_host = self
+            .controller
+            .handover_host()
+            .map_err(|error| error.text)?;
+        handover_host.adopt_clients(clients, &mut files)
     }
 
-    fn run(mut self, peer: Peer) -> Heir {
+    fn run(mut self, peer: Peer) -> Received {
         let exports = self.exports.iter().flatten();
         exports.for_each(Arriving::run);
-        if let Ok(estate) = self.controller.estate() {
-            estate.own(self.nbd);
+        if let Ok(handover_host) = self.controller.handover_host() {
+            handover_host.own(self.nbd);
         }
         let pid = self.pid;
         let sockets = self
             .api
             .map(|(adopted, path, scale)| (ApiSockets::adopt(pid, adopted, path), scale));
-        Heir {
+        Received {
             controller: self.controller,
             sockets,
             peer,

@@ -9,7 +9,7 @@ use fathom_control::{ErrorKind, RequestError};
 use fathom_exports::vhost_user::{Frozen, Halting};
 use fathom_host::handover::describe;
 use fathom_host::handover::{Counted, Go, Hello, Progress, Renewal, State, Stopped, Word};
-use fathom_host::handover::{Estate, Given, GivenDisk};
+use fathom_host::handover::{Given, GivenDisk, HandoverHost};
 use fathom_sockets::Descriptors;
 use fathom_units::cause;
 use std::os::fd::OwnedFd;
@@ -66,18 +66,18 @@ pub fn hand_over(
     starter: &Starter,
     binary: Option<PathBuf>,
 ) -> Result<HandedOver, RequestError> {
-    let checked = controller.estate()?.may_be_handed_over();
+    let checked = controller.handover_host()?.may_be_handed_over();
     checked.map_err(|text| ErrorKind::Conflict.because(text))?;
     let successor = Successor::start(starter, binary);
     let outcome = successor.and_then(greet).and_then(|greeted| {
         api.inspect(|api| api.hold(true));
         let given = controller.give()?;
-        let estate = controller.estate().map_err(|error| error.text)?;
-        give(greeted, given, estate, api)
+        let handover_host = controller.handover_host().map_err(|error| error.text)?;
+        give(greeted, given, handover_host, api)
     });
     outcome.or_else(|problem| {
         // (The successor has ended, and front-ends are served again.)
-        controller.estate()?.take_back();
+        controller.handover_host()?.take_back();
         api.inspect(|api| api.hold(false));
         Err(ErrorKind::Failed.because(problem))
     })
@@ -86,17 +86,17 @@ pub fn hand_over(
 /// Hands these disks over to another process. After an error, `kill` has ended that process, and the disks continue here;
 /// the error is one line for the user.
 pub fn hand_over_disks(
-    estate: &mut dyn Estate,
+    handover_host: &mut dyn HandoverHost,
     socket: OwnedFd,
     kill: Box<dyn FnMut() -> Result<(), String> + '_>,
 ) -> Result<HandedOver, String> {
     let successor = Successor::elsewhere(socket, kill).map_err(cause)?;
-    estate.may_be_handed_over()?;
+    handover_host.may_be_handed_over()?;
     let outcome = greet(successor).and_then(|greeted| {
-        let given = estate.give()?;
-        give(greeted, given, estate, None)
+        let given = handover_host.give()?;
+        give(greeted, given, handover_host, None)
     });
-    outcome.inspect_err(|_| estate.take_back())
+    outcome.inspect_err(|_| handover_host.take_back())
 }
 
 /// A successor, and the versions that it understands.
@@ -111,7 +111,7 @@ fn greet(mut successor: Successor<'_>) -> Result<Greeted<'_>, String> {
 fn give(
     (mut successor, hello): Greeted<'_>,
     given: Given,
-    estate: &dyn Estate,
+    handover_host: &dyn HandoverHost,
     api: Option<&Api>,
 ) -> Result<HandedOver, String> {
     hello.check(given.state.version)?;
@@ -148,7 +148,7 @@ fn give(
         state.disks.push(disk);
         exports.push(export);
     }
-    let pause = match commit(&mut successor, &exports, &state, files, estate) {
+    let pause = match commit(&mut successor, &exports, &state, files, handover_host) {
         Ok(pause) => pause,
         Err(problem) => {
             // (The disks may be used again only after the successor's end.)
@@ -161,9 +161,9 @@ fn give(
     successor.let_live();
     exports.into_iter().flatten().for_each(Frozen::leave);
     // (If the successor has ended, the counters are lost.)
-    let _ = successor.peer.send(&Counted(estate.counts()));
+    let _ = successor.peer.send(&Counted(handover_host.counts()));
     let _ = successor.peer.receive::<Word>(Some(SERVE));
-    estate.end(Instant::now() + END);
+    handover_host.end(Instant::now() + END);
     let tenants = state.tenants.and_then(|_| successor.peer.try_clone().ok());
     Ok(HandedOver {
         pid: successor.pid(),
@@ -178,7 +178,7 @@ fn commit(
     exports: &[Option<Frozen>],
     state: &State,
     files: Descriptors,
-    estate: &dyn Estate,
+    handover_host: &dyn HandoverHost,
 ) -> Result<Duration, String> {
     let peer = &mut successor.peer;
     peer.send_with(state, &files)
@@ -191,10 +191,10 @@ fn commit(
         (Word::Prepared, _) => {}
         other => return Err(refused(other.0)),
     }
-    estate.flush_early();
+    handover_host.flush_early();
     let begun = Instant::now();
     // (Before front-ends stop: clients depend on them.)
-    let (clients, mut files) = estate.hold_clients(begun + HALT)?;
+    let (clients, mut files) = handover_host.hold_clients(begun + HALT)?;
     let halting: Vec<_> = exports
         .iter()
         .map(|export| export.as_ref().map(Frozen::begin_halt))
@@ -203,7 +203,7 @@ fn commit(
     let bases = halting.into_iter().map(wait);
     let bases = bases.map(|bases| Ok::<_, String>(bases.transpose()?.unwrap_or_default()));
     let bases = bases.collect::<Result<_, _>>()?;
-    let left = estate.leave()?;
+    let left = handover_host.final_states()?;
     let left = left.iter().map(|left| describe(left, &mut files));
     let left = left.collect::<Result<_, _>>();
     let stopped = Stopped {

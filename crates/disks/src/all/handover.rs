@@ -3,13 +3,13 @@
 use super::{MAX_LEFT, Objects};
 use crate::disk::Served;
 use crate::nbd::Nbd;
-use fathom_core::Legacy;
+use fathom_core::HandoverState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::{Arrival, Arriving, ExportState};
 use fathom_files::UsedFile;
 use fathom_host::Error;
 use fathom_host::handover::{
-    Estate, Given, GivenDisk, Progress, State, VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES,
+    Given, GivenDisk, HandoverHost, Progress, State, VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES,
 };
 use fathom_metrics::DiskCounts;
 use fathom_sockets::{Bound, Descriptors};
@@ -57,7 +57,7 @@ fn version_of(disks: &[GivenDisk]) -> u32 {
     }
 }
 
-impl Estate for Objects {
+impl HandoverHost for Objects {
     fn may_be_handed_over(&self) -> Result<(), String> {
         let is_settled = self.activities.is_settled() && self.leaving.is_empty();
         if let Some((name, _)) = self.activities.frozen().next() {
@@ -127,13 +127,13 @@ impl Estate for Objects {
         Ok((held.unwrap_or_default(), files))
     }
 
-    fn leave(&self) -> Result<Vec<Legacy>, String> {
-        self.disks.iter().map(Served::leave).collect()
+    fn final_states(&self) -> Result<Vec<HandoverState>, String> {
+        self.disks.iter().map(Served::final_state).collect()
     }
 
-    fn take_left(&mut self, left: Vec<Legacy>) -> Result<(), String> {
+    fn restore(&mut self, left: Vec<HandoverState>) -> Result<(), String> {
         let mut disks = self.disks.iter_mut().zip(&left);
-        disks.try_for_each(|(disk, left)| disk.take_left(left))
+        disks.try_for_each(|(disk, left)| disk.restore(left))
     }
 
     fn end(&self, deadline: Instant) {
@@ -162,9 +162,9 @@ impl Estate for Objects {
         disks.map(|disk| disk.counts(MAX_LEFT)).collect()
     }
 
-    fn inherit(&mut self, counts: &[DiskCounts]) {
+    fn continue_counts(&mut self, counts: &[DiskCounts]) {
         let disks = self.disks.iter_mut().zip(counts);
-        disks.for_each(|(disk, counts)| disk.inherit(counts));
+        disks.for_each(|(disk, counts)| disk.continue_counts(counts));
     }
 
     fn own(&mut self, bounds: Vec<Bound>) {

@@ -5,7 +5,7 @@ use crate::disk::Served;
 use crate::nbd::Nbd;
 use crate::tracer::{CALIBRATE_EVERY, Tracer};
 use fathom_control::RequestError;
-use fathom_host::handover::Estate;
+use fathom_host::handover::HandoverHost;
 use fathom_host::{Error, Host, Outcome, StopTimeout};
 use fathom_metrics::{Measures, ProcessInfo};
 use fathom_requests::{Ask, Responder, Shown};
@@ -95,7 +95,7 @@ impl Host for Objects {
         self.disks.iter().map(outcome).collect()
     }
 
-    fn estate(&mut self) -> Result<&mut dyn Estate, RequestError> {
+    fn handover_host(&mut self) -> Result<&mut dyn HandoverHost, RequestError> {
         Ok(self)
     }
 }

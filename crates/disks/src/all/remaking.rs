@@ -63,10 +63,10 @@ impl Objects {
             None => disk.is_raw(&options.disk.location),
         };
         options.disk.keys = options.disk.keys.or(disk.keys());
-        options.disk.legacy = disk.lend().map_err(conflict)?;
+        options.disk.handover_state = disk.early_state().map_err(conflict)?;
         if also.switch().is_some() {
             // (The state of the storage belongs to the old image.)
-            options.disk.legacy.take(PART);
+            options.disk.handover_state.take(PART);
             // The switch itself removes the mark of its image.
             options.disk.superseded = OnSuperseded::Ignore;
         }
@@ -98,7 +98,7 @@ impl Objects {
         match remade {
             Ok(mut disk) => {
                 let _signals = LeftToThisThread::begin();
-                disk.inherit(&self.disks[index].counts(MAX_LEFT));
+                disk.continue_counts(&self.disks[index].counts(MAX_LEFT));
                 disk.succeed(self.disks[index].shared());
                 changes::watch_size(&disk, self.mail.post());
                 tracing::info!("disk changed: {}", disk.describe());

@@ -3,7 +3,7 @@
 use super::{Served, TRACE};
 use crate::inherited::Inherited;
 use crate::shared_disk::SharedDisk;
-use fathom_core::{Legacy, Parts, WorkerHandle};
+use fathom_core::{HandoverState, Parts, WorkerHandle};
 use fathom_exports::vhost_user::Arrival;
 use fathom_files::{UsedFile, check_same};
 use fathom_host::Error;
@@ -31,7 +31,7 @@ impl Served {
 
     /// Fails if no other disk can replace this one, not even with another image: state would be lost.
     pub fn may_be_switched(&self) -> Result<(), String> {
-        let problem = match self.stack.parts.may_go().err() {
+        let problem = match self.stack.parts.check_handover().err() {
             Some(problem) => problem,
             None if self.options.disk.inject.is_some() => {
                 "--inject cannot be handed over to another process".to_owned()
@@ -67,7 +67,7 @@ impl Served {
         Ok(GivenDisk {
             state,
             export: export.transpose().map_err(named)?,
-            lent: self.lend().map_err(named)?,
+            lent: self.early_state().map_err(named)?,
         })
     }
 
@@ -83,13 +83,13 @@ impl Served {
     }
 
     /// Returns the state that the disk's parts share with a successor's parts while both disks are open.
-    pub fn lend(&self) -> Result<Legacy, String> {
-        let legacy = self.stack.parts.lend()?;
+    pub fn early_state(&self) -> Result<HandoverState, String> {
+        let handover_state = self.stack.parts.early_state()?;
         if let Some(trace) = &self.trace {
             let failed = |error| format!("cannot hand over its trace: {}", cause(error));
-            legacy.put(TRACE, trace.lend().map_err(failed)?);
+            handover_state.put(TRACE, trace.early_state().map_err(failed)?);
         }
-        Ok(legacy)
+        Ok(handover_state)
     }
 
     pub fn parts(&self) -> Parts {
@@ -97,8 +97,8 @@ impl Served {
     }
 
     /// Returns the last state of the disk's parts. No requests are in flight.
-    pub fn leave(&self) -> Result<Legacy, String> {
-        self.stack.parts.leave()
+    pub fn final_state(&self) -> Result<HandoverState, String> {
+        self.stack.parts.final_state()
     }
 
     /// Notes that this disk replaces `before`.
@@ -107,11 +107,11 @@ impl Served {
     }
 
     /// Gives the disk's parts the last state of the predecessor's parts, and continues the trace.
-    pub fn take_left(&mut self, left: &Legacy) -> Result<(), String> {
+    pub fn restore(&mut self, left: &HandoverState) -> Result<(), String> {
         if let Some(trace) = &mut self.trace {
             trace.begin(&self.stack.workers);
         }
-        let taken = self.stack.parts.inherit(left);
+        let taken = self.stack.parts.restore(left);
         taken.map_err(|problem| format!("disk '{}': {problem}", self.name()))
     }
 
@@ -155,7 +155,7 @@ impl Served {
     }
 
     /// Continues the predecessor's counters.
-    pub fn inherit(&mut self, counts: &DiskCounts) {
+    pub fn continue_counts(&mut self, counts: &DiskCounts) {
         self.inherited = Inherited::of(counts);
         self.alarms.restart();
     }

@@ -6,7 +6,7 @@
 //! Afterwards no guest can use the disk here. docs/move.md describes the protocol.
 
 use fathom_core::changes::Run;
-use fathom_core::{Changes, Disk, Left, Part, WorkerHandle};
+use fathom_core::{Changes, Disk, Part, PartState, WorkerHandle};
 use fathom_nbd::protocol::is_move_id;
 use parking_lot::Mutex;
 use serde_json::json;
@@ -201,7 +201,7 @@ impl Moving {
 /// A successor process must know that the disk has moved. Recorded changes are not handed over: the
 /// move begins again.
 impl Part for Moving {
-    fn may_go(&self) -> Result<(), String> {
+    fn check_handover(&self) -> Result<(), String> {
         let state = self.state.lock();
         let is_asked = |one: &Move| one.asks.strong_count() > 0;
         match state.taken.is_none() && state.move_.as_ref().is_some_and(is_asked) {
@@ -212,17 +212,17 @@ impl Part for Moving {
         }
     }
 
-    fn leave(&self) -> io::Result<Option<Left>> {
+    fn final_state(&self) -> io::Result<Option<PartState>> {
         let mut state = self.state.lock();
         state.move_ = None;
-        Ok(state.taken.as_ref().map(|id| Left {
+        Ok(state.taken.as_ref().map(|id| PartState {
             values: json!({ TAKEN: id }),
             files: Vec::new(),
             is_needed: true,
         }))
     }
 
-    fn inherit(&self, left: Left) -> Result<(), String> {
+    fn restore(&self, left: PartState) -> Result<(), String> {
         let id = left.values[TAKEN].as_str().filter(|id| is_move_id(id));
         let id = id.ok_or("the saved state does not say which server took the disk over")?;
         self.state.lock().taken = Some(id.to_owned());

@@ -7,7 +7,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Channel, Cx, DiskInfo, Left, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, PartState, RequestId};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Kind for Cow {
         values.get("dir", |dir| Ok(dir.into()))
     }
 
-    fn new(dir: &PathBuf, _: &Filters, _: Option<Left>) -> Result<Cow, String> {
+    fn new(dir: &PathBuf, _: &Filters, _: Option<PartState>) -> Result<Cow, String> {
         Ok(Cow(dir.clone()))
     }
 

@@ -11,7 +11,7 @@ use crate::live::View;
 use crate::random::{Random, mix};
 use crate::registry::Filters;
 use crate::values::{Values, number};
-use fathom_core::{Channel, Clock, Cx, DiskInfo, Left, Op, RequestId};
+use fathom_core::{Channel, Clock, Cx, DiskInfo, Op, PartState, RequestId};
 use spread::Spread;
 use std::io;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Kind for Delay {
         })
     }
 
-    fn new(_: &Settings, _: &Filters, _: Option<Left>) -> Result<Delay, String> {
+    fn new(_: &Settings, _: &Filters, _: Option<PartState>) -> Result<Delay, String> {
         Ok(Delay {
             workers: AtomicU64::new(0),
             ready: AtomicU64::new(0),

@@ -149,7 +149,7 @@ impl Cache {
     }
 
     /// Returns all sectors in serialised form, and the version of the last write.
-    pub(super) fn leave(&self) -> (u64, Vec<u8>) {
+    pub(super) fn final_state(&self) -> (u64, Vec<u8>) {
         let contents = self.contents.lock();
         let mut all = Vec::with_capacity(contents.sectors.len() * LEFT);
         for (n, kept) in &contents.sectors {
@@ -161,7 +161,7 @@ impl Cache {
     }
 
     /// Restores the sectors that a predecessor has left.
-    pub(super) fn inherit(&self, version: u64, all: &[u8]) {
+    pub(super) fn restore(&self, version: u64, all: &[u8]) {
         let one = |one: &[u8]| {
             let (head, data) = one.split_at(16);
             let number =

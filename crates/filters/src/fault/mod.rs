@@ -14,7 +14,7 @@ use crate::registry::Filters;
 use crate::values::{Values, number, size, yes_or_no};
 use cache::{Cache, Writes};
 use choice::{Choice, History};
-use fathom_core::{Channel, Cx, DiskInfo, Left, Op, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, Op, PartState, RequestId};
 use fathom_units::cause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::json;
@@ -146,7 +146,7 @@ impl Kind for Fault {
         })
     }
 
-    fn new(_: &Settings, _: &Filters, _: Option<Left>) -> Result<Fault, String> {
+    fn new(_: &Settings, _: &Filters, _: Option<PartState>) -> Result<Fault, String> {
         Ok(Fault {
             history: History::default(),
             cache: Arc::default(),
@@ -184,7 +184,7 @@ impl Kind for Fault {
         self.cache.cut(now / cache::SECTOR as u64);
     }
 
-    fn may_go(settings: &Settings) -> Result<(), String> {
+    fn check_handover(settings: &Settings) -> Result<(), String> {
         match settings.hang {
             true => Err(
                 "its filter 'fault' holds requests (hang=yes), which cannot be handed over; set \
@@ -195,29 +195,29 @@ impl Kind for Fault {
         }
     }
 
-    /// Lends nothing: `leave` passes on the unflushed sectors.
-    fn lend(&self) -> io::Result<Option<Left>> {
-        Ok(Some(Left::default()))
+    /// Passes nothing early: `final_state` has the unflushed sectors.
+    fn early_state(&self) -> io::Result<Option<PartState>> {
+        Ok(Some(PartState::default()))
     }
 
-    fn leave(&self) -> io::Result<Option<Left>> {
-        let (version, sectors) = self.cache.leave();
+    fn final_state(&self) -> io::Result<Option<PartState>> {
+        let (version, sectors) = self.cache.final_state();
         let mut file = File::from(memfd_create("fathom-cache", MemfdFlags::CLOEXEC)?);
         file.write_all(&sectors)?;
-        Ok(Some(Left {
+        Ok(Some(PartState {
             values: json!({ "counts": self.history.counts(), "version": version }),
             files: vec![file.into()],
             is_needed: !sectors.is_empty(),
         }))
     }
 
-    fn inherit(&self, mut left: Left, is_same: bool) -> Result<(), String> {
+    fn restore(&self, mut left: PartState, is_same: bool) -> Result<(), String> {
         let mut file = File::from(left.take_file()?);
         let mut sectors = Vec::new();
         file.rewind()
             .and_then(|()| file.read_to_end(&mut sectors))
             .map_err(|error| format!("cannot read unflushed data: {}", cause(error)))?;
-        self.cache.inherit(left.number("version")?, &sectors);
+        self.cache.restore(left.number("version")?, &sectors);
         // After a change of options, the counts start anew.
         if is_same {
             let counts = serde_json::from_value(left.values["counts"].take());
@@ -308,11 +308,13 @@ impl Layer for Faulty {
     }
 
     fn drain(&mut self, cx: &mut Cx, _source: u16, _below: &mut dyn Channel) {
-        let (stay, leave) = std::mem::take(&mut self.hanging)
+        let (stay, leaving) = std::mem::take(&mut self.hanging)
             .into_iter()
             .partition(|id| cx.may_wait(*id));
         self.hanging = stay;
-        let leave: Vec<_> = leave;
-        leave.into_iter().for_each(|id| cx.complete(id, libc::EIO));
+        let leaving: Vec<_> = leaving;
+        leaving
+            .into_iter()
+            .for_each(|id| cx.complete(id, libc::EIO));
     }
 }

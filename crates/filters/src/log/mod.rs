@@ -9,7 +9,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Channel, Cx, DiskInfo, Left, Request, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, PartState, Request, RequestId};
 use fathom_files::gate;
 use fathom_units::cause;
 use line::{Format, Record};
@@ -58,7 +58,7 @@ impl Settings {
 
     /// Takes over the predecessor's file, if the destination is the same, and the end event of its
     /// writer.
-    fn taken(&self, mut left: Left) -> Result<Option<(Option<File>, OwnedFd)>, String> {
+    fn taken(&self, mut left: PartState) -> Result<Option<(Option<File>, OwnedFd)>, String> {
         let path = left.values["file"].as_str().map(PathBuf::from);
         if path != self.file {
             return Ok(None);
@@ -98,8 +98,15 @@ impl Kind for Log {
         })
     }
 
-    fn new(settings: &Settings, _: &Filters, lent: Option<Left>) -> Result<Log, String> {
-        let taken = lent.map(|left| settings.taken(left)).transpose()?.flatten();
+    fn new(
+        settings: &Settings,
+        _: &Filters,
+        early_state: Option<PartState>,
+    ) -> Result<Log, String> {
+        let taken = early_state
+            .map(|left| settings.taken(left))
+            .transpose()?
+            .flatten();
         let (file, after) = match taken {
             Some((file, end)) => (settings.file.clone().zip(file), Some(end)),
             None => (settings.open()?, None),
@@ -126,14 +133,14 @@ impl Kind for Log {
     /// Lends the file and the end event of this writer. This writer finishes writing its queue,
     /// however long that is, while the successor serves requests. The successor's writer then
     /// writes the lines that it has queued meanwhile.
-    fn lend(&self) -> io::Result<Option<Left>> {
+    fn early_state(&self) -> io::Result<Option<PartState>> {
         let file = self.file.lock();
         let mut files = vec![self.writer.end_event()?];
         if let Some((_, file)) = &*file {
             files.push(file.try_clone()?.into());
         }
         let path = file.as_ref().map(|(path, _)| path.to_string_lossy());
-        Ok(Some(Left {
+        Ok(Some(PartState {
             values: json!({ "file": path }),
             files,
             is_needed: false,

@@ -6,7 +6,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::{Values, yes_or_no};
-use fathom_core::{Channel, Cx, DiskInfo, Left, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, PartState, RequestId};
 use std::io;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Kind for Pause {
         values.get("frozen", yes_or_no)
     }
 
-    fn new(_: &bool, _: &Filters, _: Option<Left>) -> Result<Pause, String> {
+    fn new(_: &bool, _: &Filters, _: Option<PartState>) -> Result<Pause, String> {
         Ok(Pause)
     }
 

@@ -10,7 +10,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::{Values, number, size};
-use fathom_core::{Channel, Cx, DiskInfo, Left, Op, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, Op, PartState, RequestId};
 use regions::Regions;
 use std::io;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Kind for Readahead {
         })
     }
 
-    fn new(_: &Settings, _: &Filters, _: Option<Left>) -> Result<Readahead, String> {
+    fn new(_: &Settings, _: &Filters, _: Option<PartState>) -> Result<Readahead, String> {
         Ok(Readahead {
             regions: Arc::new(Regions::new()),
         })

@@ -6,7 +6,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Channel, Cx, DiskInfo, Left, Op, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, Op, PartState, RequestId};
 use std::io;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl Kind for Readonly {
         Ok(())
     }
 
-    fn new((): &(), _: &Filters, _: Option<Left>) -> Result<Readonly, String> {
+    fn new((): &(), _: &Filters, _: Option<PartState>) -> Result<Readonly, String> {
         Ok(Readonly)
     }
 

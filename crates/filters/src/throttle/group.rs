@@ -93,7 +93,7 @@ impl Group {
     }
 
     /// Continues from levels that belong to the same limits.
-    pub(super) fn inherit(&self, levels: Value) -> Result<(), String> {
+    pub(super) fn restore(&self, levels: Value) -> Result<(), String> {
         let levels = serde_json::from_value::<Levels>(levels);
         let levels =
             levels.map_err(|error| format!("cannot read the predecessor's levels: {error}"))?;

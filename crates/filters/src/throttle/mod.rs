@@ -13,7 +13,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Channel, Clock, Cx, DiskInfo, Left, Op, RequestId};
+use fathom_core::{Channel, Clock, Cx, DiskInfo, Op, PartState, RequestId};
 use group::Group;
 use limits::Limits;
 use queues::Queues;
@@ -106,7 +106,11 @@ impl Kind for Throttle {
         })
     }
 
-    fn new(settings: &Settings, filters: &Filters, _: Option<Left>) -> Result<Throttle, String> {
+    fn new(
+        settings: &Settings,
+        filters: &Filters,
+        _: Option<PartState>,
+    ) -> Result<Throttle, String> {
         let group = match &settings.group {
             Some(name) => filters.groups.join(name),
             None => Group::new(None),
@@ -120,17 +124,17 @@ impl Kind for Throttle {
         })
     }
 
-    fn leave(&self) -> io::Result<Option<Left>> {
-        Ok(Some(Left {
+    fn final_state(&self) -> io::Result<Option<PartState>> {
+        Ok(Some(PartState {
             values: self.group.levels(),
-            ..Left::default()
+            ..PartState::default()
         }))
     }
 
-    fn inherit(&self, left: Left, is_same: bool) -> Result<(), String> {
+    fn restore(&self, left: PartState, is_same: bool) -> Result<(), String> {
         // After a change of options, the buckets start anew.
         match is_same {
-            true => self.group.inherit(left.values),
+            true => self.group.restore(left.values),
             false => Ok(()),
         }
     }

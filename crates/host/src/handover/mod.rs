@@ -1,12 +1,12 @@
 //! What a process hands over to its successor: an upgrade, or another process of a tenant.
 //!
-//! - `estate` is the interface of a host whose disks can be handed over;
-//! - `state` has the protocol, and `left` the states of the parts of a disk.
+//! - `handover_host` is the interface of a host whose disks can be handed over;
+//! - `state` has the protocol, and `part_records` the states of the parts of a disk.
 
-mod estate;
-mod left;
+mod handover_host;
+mod part_records;
 mod state;
 
-pub use estate::{Estate, Given, GivenDisk};
-pub use left::{LeftState, describe, taken};
+pub use handover_host::{Given, GivenDisk, HandoverHost};
+pub use part_records::{PartRecords, describe, taken};
 pub use state::*;

@@ -15,7 +15,7 @@
 //! predecessor continues only after it has killed the successor. `Go`, or the end of the predecessor, tells the successor
 //! that this will not happen any more.
 
-use super::left::LeftState;
+use super::part_records::PartRecords;
 use crate::users::User;
 use fathom_api::ApiState;
 use fathom_control::{Definition, Definitions};
@@ -161,7 +161,7 @@ pub struct DiskState {
     pub files: usize,
     /// State that the parts of the disk begin with.
     #[serde(default)]
-    pub lent: LeftState,
+    pub lent: PartRecords,
     /// Files that the predecessor has open: the successor rejects other files that have the same names. Empty if the
     /// predecessor is older.
     #[serde(default)]
@@ -176,7 +176,7 @@ pub struct Stopped {
     pub clients: Vec<ClientState>,
     /// Last state of the parts of each disk.
     #[serde(default)]
-    pub left: Vec<LeftState>,
+    pub left: Vec<PartRecords>,
 }
 
 /// Replies of the successor.
@@ -244,7 +244,7 @@ mod tests {
         let said = serde_json::to_value(Stopped {
             bases: Vec::new(),
             clients: Vec::new(),
-            left: vec![LeftState::new()],
+            left: vec![PartRecords::new()],
         });
         let said = said.unwrap();
         assert_eq!(

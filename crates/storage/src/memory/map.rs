@@ -2,7 +2,7 @@
 
 use super::part::Part;
 use fathom_core::segments::{Direction, clear, copy};
-use fathom_core::{Extents, Left, Op, Request, Status};
+use fathom_core::{Extents, Op, PartState, Request, Status};
 use fathom_units::cause;
 use serde_json::json;
 use std::io;
@@ -35,14 +35,14 @@ impl Map {
     }
 
     /// Returns the files and ranges of the memory for a successor.
-    pub(super) fn lend(&self) -> io::Result<Left> {
+    pub(super) fn early_state(&self) -> io::Result<PartState> {
         let files = self.parts().flat_map(Part::files);
         let files = files.map(|file| file.try_clone_to_owned());
         let ranges: Vec<_> = self
             .parts()
             .map(|part| (part.range.start, part.range.end))
             .collect();
-        Ok(Left {
+        Ok(PartState {
             values: json!({ "len": self.len(), "parts": ranges }),
             files: files.collect::<io::Result<_>>()?,
             is_needed: true,
@@ -50,13 +50,13 @@ impl Map {
     }
 
     /// Maps the memory that a predecessor shares. The error is one line.
-    pub(super) fn of(mut lent: Left) -> Result<Map, String> {
-        let ranges = serde_json::from_value::<Vec<(u64, u64)>>(lent.values["parts"].take());
+    pub(super) fn of(mut early_state: PartState) -> Result<Map, String> {
+        let ranges = serde_json::from_value::<Vec<(u64, u64)>>(early_state.values["parts"].take());
         let ranges = ranges.map_err(|error| error.to_string())?;
-        let len = lent.number("len")?;
+        let len = early_state.number("len")?;
         let (more, mut first, mut end) = ([const { OnceLock::new() }; MORE], None, 0);
         for (number, (from, to)) in ranges.into_iter().enumerate() {
-            let files: [OwnedFd; 2] = [lent.take_file()?, lent.take_file()?];
+            let files: [OwnedFd; 2] = [early_state.take_file()?, early_state.take_file()?];
             let [bytes, written] = files;
             let part = Part::of(from..to, bytes, written);
             let part = part.map_err(|error| format!("cannot map its memory: {}", cause(error)))?;

@@ -1,7 +1,7 @@
 //! What a host hands over to another process.
 
 use super::state::{DiskState, Progress, State};
-use fathom_core::Legacy;
+use fathom_core::HandoverState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::Frozen;
 use fathom_metrics::DiskCounts;
@@ -21,12 +21,12 @@ pub struct GivenDisk {
     /// The state of the disk, without its export.
     pub state: DiskState,
     pub export: Option<Frozen>,
-    /// State that the parts of the disk lend.
-    pub lent: Legacy,
+    /// State that the parts of the disk pass while requests continue.
+    pub lent: HandoverState,
 }
 
 /// A host whose disks can be handed over to another process.
-pub trait Estate {
+pub trait HandoverHost {
     /// Checks whether all disks can be handed over, without any change. The error is one line for the user.
     fn may_be_handed_over(&self) -> Result<(), String>;
 
@@ -34,7 +34,7 @@ pub trait Estate {
     /// connection prevents the handover.
     fn let_encrypted_end(&mut self, end: bool);
 
-    /// Returns the state of all disks, which do not change from now on, until [`Estate::take_back`].
+    /// Returns the state of all disks, which do not change from now on, until [`HandoverHost::take_back`].
     fn give(&self) -> Result<Given, String>;
 
     /// Flushes the disks, so that less remains to be written while guests wait.
@@ -44,12 +44,12 @@ pub trait Estate {
     fn hold_clients(&self, deadline: Instant) -> Result<(Vec<ClientState>, Descriptors), String>;
 
     /// Returns the state that the parts of each disk leave, when no requests are in flight.
-    fn leave(&self) -> Result<Vec<Legacy>, String> {
+    fn final_states(&self) -> Result<Vec<HandoverState>, String> {
         Ok(Vec::new())
     }
 
     /// Gives the parts of each disk the state that the predecessor's parts have left.
-    fn take_left(&mut self, _left: Vec<Legacy>) -> Result<(), String> {
+    fn restore(&mut self, _left: Vec<HandoverState>) -> Result<(), String> {
         Ok(())
     }
 
@@ -69,7 +69,7 @@ pub trait Estate {
     fn counts(&self) -> Vec<DiskCounts>;
 
     /// Continues the predecessor's counters.
-    fn inherit(&mut self, counts: &[DiskCounts]);
+    fn continue_counts(&mut self, counts: &[DiskCounts]);
 
     /// Takes ownership of everything, including the NBD sockets.
     fn own(&mut self, bounds: Vec<Bound>);

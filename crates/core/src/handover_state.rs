@@ -2,13 +2,13 @@
 //! of the disk that replaces it, in this process or in another one.
 //!
 //! ```text
-//! predecessor:  lend ──► ... serves requests, then stops ... leave ──►          end
-//! successor:    is created with the lent state                         inherit   (serves requests)
+//! predecessor:  early_state ──► ... serves requests, then stops ... final_state ──►            end
+//! successor:    is created with the early state                       restore   (serves requests)
 //! ```
 //!
-//! Files that are lent stay open on both sides until one side ends. The state that `leave` returns
-//! is that of a moment at which nothing is in flight. If anything fails, the predecessor continues,
-//! so neither step may change it.
+//! Files of the early state stay open on both sides until one side ends. The final state is that of
+//! a moment at which nothing is in flight. If anything fails, the predecessor continues, so neither
+//! step may change it.
 
 use fathom_units::cause;
 use parking_lot::Mutex;
@@ -21,14 +21,14 @@ use std::time::Instant;
 
 /// Handover state of one part.
 #[derive(Debug, Default)]
-pub struct Left {
+pub struct PartState {
     pub values: Value,
     pub files: Vec<OwnedFd>,
     /// The successor must not start without this state, since its disk would differ.
     pub is_needed: bool,
 }
 
-impl Left {
+impl PartState {
     /// Takes the next file. The error is one line.
     pub fn take_file(&mut self) -> Result<OwnedFd, String> {
         let file = (!self.files.is_empty()).then(|| self.files.remove(0));
@@ -45,24 +45,24 @@ impl Left {
 /// A part of a disk that takes part in a handover.
 pub trait Part: Send + Sync {
     /// Fails, with a one-line reason, if no successor could continue from this part.
-    fn may_go(&self) -> Result<(), String> {
+    fn check_handover(&self) -> Result<(), String> {
         Ok(())
     }
 
     /// Returns the state with which the successor's part is created, while requests continue. None:
     /// the successor's options are sufficient.
-    fn lend(&self) -> io::Result<Option<Left>> {
+    fn early_state(&self) -> io::Result<Option<PartState>> {
         Ok(None)
     }
 
     /// Returns the remaining state, when nothing is in flight.
-    fn leave(&self) -> io::Result<Option<Left>> {
+    fn final_state(&self) -> io::Result<Option<PartState>> {
         Ok(None)
     }
 
-    /// Restores the state that the predecessor's part returned from `leave`. No request has arrived
+    /// Restores the state that the predecessor's part returned from `final_state`. No request has arrived
     /// yet.
-    fn inherit(&self, _left: Left) -> Result<(), String> {
+    fn restore(&self, _left: PartState) -> Result<(), String> {
         Ok(())
     }
 
@@ -72,18 +72,18 @@ pub trait Part: Send + Sync {
 
 /// Handover state of all parts of a disk, by name. Clones share the same state.
 #[derive(Clone, Debug, Default)]
-pub struct Legacy(Arc<Mutex<BTreeMap<String, Left>>>);
+pub struct HandoverState(Arc<Mutex<BTreeMap<String, PartState>>>);
 
-impl Legacy {
-    pub fn put(&self, part: &str, left: Left) {
+impl HandoverState {
+    pub fn put(&self, part: &str, left: PartState) {
         self.0.lock().insert(part.to_owned(), left);
     }
 
-    pub fn take(&self, part: &str) -> Option<Left> {
+    pub fn take(&self, part: &str) -> Option<PartState> {
         self.0.lock().remove(part)
     }
 
-    pub fn take_all(&self) -> BTreeMap<String, Left> {
+    pub fn take_all(&self) -> BTreeMap<String, PartState> {
         std::mem::take(&mut *self.0.lock())
     }
 
@@ -115,26 +115,28 @@ impl Parts {
         self.0.push((name.into(), part));
     }
 
-    /// See [`Part::may_go`].
-    pub fn may_go(&self) -> Result<(), String> {
-        self.0.iter().try_for_each(|(_, part)| part.may_go())
+    /// See [`Part::check_handover`].
+    pub fn check_handover(&self) -> Result<(), String> {
+        self.0
+            .iter()
+            .try_for_each(|(_, part)| part.check_handover())
     }
 
-    /// See [`Part::lend`]. The error is one line.
-    pub fn lend(&self) -> Result<Legacy, String> {
-        self.collect(|part| part.lend())
+    /// See [`Part::early_state`]. The error is one line.
+    pub fn early_state(&self) -> Result<HandoverState, String> {
+        self.collect(|part| part.early_state())
     }
 
-    /// See [`Part::leave`]. The error is one line.
-    pub fn leave(&self) -> Result<Legacy, String> {
-        self.collect(|part| part.leave())
+    /// See [`Part::final_state`]. The error is one line.
+    pub fn final_state(&self) -> Result<HandoverState, String> {
+        self.collect(|part| part.final_state())
     }
 
     fn collect(
         &self,
-        what: impl Fn(&dyn Part) -> io::Result<Option<Left>>,
-    ) -> Result<Legacy, String> {
-        let legacy = Legacy::default();
+        what: impl Fn(&dyn Part) -> io::Result<Option<PartState>>,
+    ) -> Result<HandoverState, String> {
+        let handover_state = HandoverState::default();
         for (name, part) in &self.0 {
             let left = what(&**part);
             let left = left.map_err(|error| {
@@ -143,19 +145,20 @@ impl Parts {
                     cause(error)
                 )
             })?;
-            left.into_iter().for_each(|left| legacy.put(name, left));
+            left.into_iter()
+                .for_each(|left| handover_state.put(name, left));
         }
-        Ok(legacy)
+        Ok(handover_state)
     }
 
-    /// See [`Part::inherit`].
-    pub fn inherit(&self, legacy: &Legacy) -> Result<(), String> {
+    /// See [`Part::restore`].
+    pub fn restore(&self, handover_state: &HandoverState) -> Result<(), String> {
         for (name, part) in &self.0 {
-            let left = legacy.take(name);
-            left.map_or(Ok(()), |left| part.inherit(left))
+            let left = handover_state.take(name);
+            left.map_or(Ok(()), |left| part.restore(left))
                 .map_err(|problem| format!("{name}: {problem}"))?;
         }
-        legacy.check_taken()
+        handover_state.check_taken()
     }
 
     /// See [`Part::end`].

@@ -1,43 +1,47 @@
-//! What the parts of a disk lend and leave, on its way from one process to another.
+//! The states of a disk's parts, as one process sends them to another.
 
-use fathom_core::{Left, Legacy};
+use fathom_core::{HandoverState, PartState};
 use fathom_sockets::Descriptors;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io;
 
-/// One disk's, by the names of its parts; numbers of files are those of a list beside it.
-pub type LeftState = BTreeMap<String, PartState>;
+/// States of a disk's parts, by the names of the parts.
+pub type PartRecords = BTreeMap<String, PartRecord>;
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct PartState {
+pub struct PartRecord {
     values: Value,
+    /// Indices of its files in the list that accompanies the message.
     files: Vec<usize>,
-    /// A disk without that part would be another one.
+    /// Whether the disk would differ without this state.
     is_needed: bool,
 }
 
-/// Its files join the list.
-pub fn describe(legacy: &Legacy, files: &mut Descriptors) -> io::Result<LeftState> {
-    let mut one = |left: Left| -> io::Result<PartState> {
+/// Describes the state of a disk's parts, and adds its files to `files`.
+pub fn describe(
+    handover_state: &HandoverState,
+    files: &mut Descriptors,
+) -> io::Result<PartRecords> {
+    let mut one = |left: PartState| -> io::Result<PartRecord> {
         let numbers = left.files.iter().map(|file| files.add(file));
-        Ok(PartState {
+        Ok(PartRecord {
             files: numbers.collect::<io::Result<_>>()?,
             values: left.values,
             is_needed: left.is_needed,
         })
     };
-    let all = legacy.take_all().into_iter();
+    let all = handover_state.take_all().into_iter();
     all.map(|(part, left)| Ok((part, one(left)?))).collect()
 }
 
-/// It comes with these files. The error is one line.
-pub fn taken(state: LeftState, files: &mut Descriptors) -> Result<Legacy, String> {
-    let legacy = Legacy::default();
+/// Returns the described state, with its files. The error is one line.
+pub fn taken(state: PartRecords, files: &mut Descriptors) -> Result<HandoverState, String> {
+    let handover_state = HandoverState::default();
     for (
         part,
-        PartState {
+        PartRecord {
             values,
             files: numbers,
             is_needed,
@@ -45,14 +49,14 @@ pub fn taken(state: LeftState, files: &mut Descriptors) -> Result<Legacy, String
     ) in state
     {
         let own = numbers.into_iter().map(|number| files.take(number));
-        let left = Left {
+        let left = PartState {
             values,
             files: own.collect::<Result<_, _>>()?,
             is_needed,
         };
-        legacy.put(&part, left);
+        handover_state.put(&part, left);
     }
-    Ok(legacy)
+    Ok(handover_state)
 }
 
 #[cfg(test)]
@@ -66,12 +70,12 @@ mod tests {
     fn what_is_left_arrives() {
         let of = |file: &File| file.metadata().unwrap().ino();
         let made: Vec<_> = (0..3).map(|_| tempfile::tempfile().unwrap()).collect();
-        let legacy = Legacy::default();
+        let handover_state = HandoverState::default();
         for (part, own) in [("a", &made[..1]), ("b", &made[1..])] {
             let files = own.iter().map(|file| file.try_clone().unwrap().into());
-            legacy.put(
+            handover_state.put(
                 part,
-                Left {
+                PartState {
                     values: json!({ "n": part }),
                     files: files.collect(),
                     is_needed: part == "b",
@@ -80,7 +84,7 @@ mod tests {
         }
         let mut files = Descriptors::default();
         files.add(&made[0]).unwrap();
-        let text = serde_json::to_string(&describe(&legacy, &mut files).unwrap()).unwrap();
+        let text = serde_json::to_string(&describe(&handover_state, &mut files).unwrap()).unwrap();
         let there = taken(serde_json::from_str(&text).unwrap(), &mut files).unwrap();
         let problem = there.check_taken().unwrap_err();
         assert!(problem.contains('b'), "{problem}");
