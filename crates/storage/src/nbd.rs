@@ -4,7 +4,7 @@
 //!   that `connect` has opened;
 //! - `channel` is one worker's access to the export. It splits requests into the commands of
 //!   `requests`, and sends (`sender`) and receives (`receiver`) them on each `connection` through
-//!   the worker's engine, with TLS if the connection is `sealed`;
+//!   the worker's engine, with TLS (`tls_connection`) if the server wants that;
 //! - `table` has the commands in flight, and `rules` checks the replies to them;
 //! - `links` tracks which channels have connections, and `flushes` which writes are durable;
 //! - `unflushed` keeps the writes that the server may still lose, `recovery` reconnects after a
@@ -48,11 +48,11 @@ mod recovery;
 mod replay;
 mod requests;
 mod rules;
-mod sealed;
 mod segments;
 mod sender;
 mod shared;
 mod table;
+mod tls_connection;
 mod unflushed;
 
 use fathom_nbd::NbdUri;

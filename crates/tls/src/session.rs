@@ -15,7 +15,7 @@ pub struct Session {
     start: usize,
     end: usize,
     /// Encrypted bytes; those before `sent` have been sent.
-    sealed: Vec<u8>,
+    encrypted: Vec<u8>,
     sent: usize,
     closed: bool,
 }
@@ -36,7 +36,7 @@ impl Session {
             received: vec![0; CHUNK],
             start: 0,
             end: 0,
-            sealed: Vec::new(),
+            encrypted: Vec::new(),
             sent: 0,
             closed: false,
         }
@@ -74,20 +74,20 @@ impl Session {
 
     /// Returns whether all encrypted bytes have been sent.
     pub fn is_sent(&self) -> bool {
-        self.sent == self.sealed.len() && !self.tls.wants_write()
+        self.sent == self.encrypted.len() && !self.tls.wants_write()
     }
 
     /// Returns whether more data should be encrypted before the next send.
     pub fn wants_more(&mut self) -> bool {
-        if self.sent == self.sealed.len() {
-            self.sealed.clear();
+        if self.sent == self.encrypted.len() {
+            self.encrypted.clear();
             self.sent = 0;
         }
-        self.sealed.len() < CHUNK
+        self.encrypted.len() < CHUNK
     }
 
     /// Encrypts the first part of `plain`, and returns its length in bytes.
-    pub fn seal(&mut self, plain: &[u8]) -> Result<usize, String> {
+    pub fn encrypt(&mut self, plain: &[u8]) -> Result<usize, String> {
         let some = &plain[..plain.len().min(CHUNK / 2)];
         let written = self.tls.writer().write(some);
         let written = written.map_err(|error| format!("TLS: {}", cause(error)))?;
@@ -98,14 +98,14 @@ impl Session {
     /// Appends the bytes that the session wants to send to the encrypted bytes.
     pub fn flush(&mut self) -> Result<(), String> {
         while self.tls.wants_write() {
-            let written = self.tls.write_tls(&mut self.sealed);
+            let written = self.tls.write_tls(&mut self.encrypted);
             written.map_err(|error| format!("TLS: {}", cause(error)))?;
         }
         Ok(())
     }
 
     pub fn to_send(&self) -> &[u8] {
-        &self.sealed[self.sent..]
+        &self.encrypted[self.sent..]
     }
 
     pub fn sent(&mut self, bytes: usize) {

@@ -5,6 +5,7 @@
 
 use super::active::{Active, Layer};
 use super::alloc::{Allocator, Append, Refcounts, Space};
+use super::encrypted::fingerprint;
 use super::epoch::Epochs;
 use super::follow::has_same_below;
 use super::helpers::Helpers;
@@ -15,7 +16,6 @@ use super::missing::Missing;
 use super::open::{Chain, Link, check};
 use super::options::{ImageOptions, OwnBitmaps};
 use super::problem::{told, unusable};
-use super::sealed::fingerprint;
 use super::storage::Storage;
 use super::tables::{Parts, Tables};
 use crate::offline::Image;
@@ -168,10 +168,10 @@ impl Fresh<'_> {
         match &mut image {
             Image::Qcow2(header) => {
                 let crypto = header.encryption()?;
-                let seal = crypto
+                let crypto_fingerprint = crypto
                     .map(|crypto| fingerprint(&**file, crypto))
                     .transpose()?;
-                if seal != link.seal {
+                if crypto_fingerprint != link.crypto_fingerprint {
                     return Err(Error::invalid(
                         "its encryption has changed since the image was opened; restart the \
                          server",
@@ -203,7 +203,7 @@ impl Fresh<'_> {
             storage: link.storage,
             data: link.data,
             has_data_file: link.image.has_data_file(),
-            is_sealed: link.image.is_encrypted(),
+            is_encrypted: link.image.is_encrypted(),
             compression: CompressionType::Deflate,
             snapshots: 0,
             size: self.size_of(link),

@@ -195,7 +195,7 @@ impl Tables {
     /// Returns the bytes that are compressed together; `None` if the image has no such clusters.
     pub(super) fn compress_unit(&self) -> Option<u64> {
         let is_qcow2 = matches!(self.layout, Layout::Qcow2(_));
-        (is_qcow2 && !self.has_data_file && !self.is_sealed).then(|| self.layout.cluster_size())
+        (is_qcow2 && !self.has_data_file && !self.is_encrypted).then(|| self.layout.cluster_size())
     }
 
     /// Returns whether this range can become a compressed cluster.

@@ -422,7 +422,7 @@ fn in_cluster(
     };
     found.present = found.data || found.zero;
     // The place of encrypted data is of no use to a reader, who would see ciphertext.
-    let host = host.filter(|_| !tables.is_sealed);
+    let host = host.filter(|_| !tables.is_encrypted);
     found.host = host.map(|host| Host {
         file: tables.data,
         offset: (host + inner).0,

@@ -3,12 +3,12 @@
 use super::beside::Beside;
 use super::condition::ImageCondition;
 use super::counts::ImageCounts;
+use super::encrypted::{Fingerprint, Keys, open_data, open_luks};
 use super::foreign;
 use super::helpers::Helpers;
 use super::io::StorageId;
 use super::options::ImageOptions;
 use super::problem::{told, unusable};
-use super::sealed::{Fingerprint, Keys, open_data, open_luks};
 use super::storage::{Opener, Storage};
 use crate::offline::Image;
 use crate::{Error, Format, HostOffset, qcow2, resolve};
@@ -38,7 +38,7 @@ pub(super) struct Link {
     pub(super) raw: (HostOffset, u64),
     pub(super) writable: bool,
     /// Fingerprint of the header by which its guest data is encrypted.
-    pub(super) seal: Option<Fingerprint>,
+    pub(super) crypto_fingerprint: Option<Fingerprint>,
 }
 
 impl Link {
@@ -116,7 +116,8 @@ impl Chain {
                 chain.condition.note_damage(storage);
             }
             let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
-            let (data, seal) = chain.unlock_data(&image, storage, data, &options.keys, helpers)?;
+            let (data, crypto_fingerprint) =
+                chain.unlock_data(&image, storage, data, &options.keys, helpers)?;
             let raw = match links.is_empty() {
                 true => raw_window(&path, &image, options)?,
                 false => (HostOffset(0), image.size()),
@@ -129,7 +130,7 @@ impl Chain {
                 image,
                 raw,
                 writable,
-                seal,
+                crypto_fingerprint,
             });
         }
         chain.can_have_bitmaps = links[0].image.can_have_bitmaps();
@@ -306,8 +307,8 @@ impl Chain {
             return Ok((data, None));
         };
         let data = self.storages[usize::from(data)].clone();
-        let (data, seal) = open_data(&**own, crypto, data, keys, helpers)?;
-        Ok((self.push(data)?, Some(seal)))
+        let (data, crypto_fingerprint) = open_data(&**own, crypto, data, keys, helpers)?;
+        Ok((self.push(data)?, Some(crypto_fingerprint)))
     }
 
     fn open_backing_file(

@@ -1,7 +1,7 @@
 //! Options for serving an image.
 
 use super::beside::Beside;
-use super::sealed::Keys;
+use super::encrypted::Keys;
 use crate::Format;
 use crate::offline::SnapshotName;
 use std::num::NonZero;

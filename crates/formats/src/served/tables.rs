@@ -126,7 +126,7 @@ pub(super) struct Tables {
     /// Whether the guest data is in an external data file.
     pub(super) has_data_file: bool,
     /// Whether the guest data is encrypted: clusters never written read as random data.
-    pub(super) is_sealed: bool,
+    pub(super) is_encrypted: bool,
     pub(super) compression: CompressionType,
     /// Number of internal snapshots.
     pub(super) snapshots: u32,
@@ -220,7 +220,7 @@ pub(super) struct Parts {
     pub(super) storage: StorageId,
     pub(super) data: StorageId,
     pub(super) has_data_file: bool,
-    pub(super) is_sealed: bool,
+    pub(super) is_encrypted: bool,
     pub(super) compression: CompressionType,
     pub(super) snapshots: u32,
     pub(super) size: u64,
@@ -249,7 +249,7 @@ impl Tables {
             storage: parts.storage,
             data: parts.data,
             has_data_file: parts.has_data_file,
-            is_sealed: parts.is_sealed,
+            is_encrypted: parts.is_encrypted,
             compression: parts.compression,
             snapshots: parts.snapshots,
             size: parts.size.into(),

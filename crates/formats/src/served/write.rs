@@ -203,7 +203,7 @@ impl Active {
             (None, None) => start.in_data_file(),
         };
         let outer = outer(tables, targets, start, &range);
-        let fresh = run.is_some_and(|run| run.fresh) && !tables.is_sealed;
+        let fresh = run.is_some_and(|run| run.fresh) && !tables.is_encrypted;
         let (head, tail) = self.fill(io, fresh, &outer, &range).await?;
         let from = match head {
             Fill::Skip => range.start,

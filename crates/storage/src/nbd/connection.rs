@@ -2,9 +2,9 @@
 
 use super::endpoint::{Connected, say_goodbye};
 use super::receiver::Receiver;
-use super::sealed::Sealed;
 use super::sender::Sender;
 use super::table::Table;
+use super::tls_connection::TlsConnection;
 use fathom_core::{Cx, SocketIo, SocketIoKind, Token};
 use fathom_nbd::protocol::Replies;
 use fathom_units::cause;
@@ -53,7 +53,7 @@ pub(super) struct Connection {
     pub(super) table: Table,
     pub(super) sender: Sender,
     receiver: Receiver,
-    tls: Option<Box<Sealed>>,
+    tls: Option<Box<TlsConnection>>,
     sending: bool,
     /// Start of the send in flight, in ticks.
     since: u64,
@@ -73,7 +73,7 @@ impl Connection {
             sender: Sender::new(),
             receiver: Receiver::new(replies, context),
             socket: Some(socket),
-            tls: tls.map(Sealed::new),
+            tls: tls.map(TlsConnection::new),
             sending: false,
             since: 0,
             receiving: false,

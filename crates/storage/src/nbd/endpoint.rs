@@ -134,9 +134,9 @@ pub(super) fn say_goodbye(socket: &OwnedFd, tls: Option<&mut Session>, replies: 
         let _ = send(socket, &goodbye, flags);
         return;
     };
-    let sealed = tls.seal(&goodbye);
+    let encrypted = tls.encrypt(&goodbye);
     tls.close();
-    if sealed.and_then(|_| tls.flush()).is_ok() {
+    if encrypted.and_then(|_| tls.flush()).is_ok() {
         let _ = send(socket, tls.to_send(), flags);
     }
 }

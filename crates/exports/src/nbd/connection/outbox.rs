@@ -34,7 +34,7 @@ pub(super) struct Outbox {
     sending: Batch,
     message: Box<msghdr>,
     /// With TLS, the encrypted bytes that are being sent: at most one iovec.
-    sealed: [iovec; 1],
+    encrypted: [iovec; 1],
     in_flight: bool,
     /// Bytes of data waiting to be sent.
     data: usize,
@@ -51,7 +51,7 @@ impl Outbox {
             sending: Batch::default(),
             // SAFETY: an all-zero msghdr is an empty message.
             message: Box::new(unsafe { std::mem::zeroed() }),
-            sealed: [NOTHING],
+            encrypted: [NOTHING],
             in_flight: false,
             data: 0,
         }
@@ -111,7 +111,7 @@ impl Outbox {
         }
         let iovecs = match tls {
             None => self.plain(),
-            Some(tls) => self.sealed(tls, pool)?,
+            Some(tls) => self.encrypted(tls, pool)?,
         };
         if let Some((first, count)) = iovecs {
             self.message.msg_iov = first;
@@ -138,7 +138,7 @@ impl Outbox {
     }
 
     /// Encrypts the waiting bytes and returns the iovec of the encrypted bytes.
-    fn sealed(
+    fn encrypted(
         &mut self,
         tls: &mut Session,
         pool: &mut Pool,
@@ -150,23 +150,23 @@ impl Outbox {
             };
             // SAFETY: iovecs of the outbox are valid until they have been sent.
             let plain = unsafe { std::slice::from_raw_parts(first.iov_base.cast(), first.iov_len) };
-            let len = tls.seal(plain)?;
+            let len = tls.encrypt(plain)?;
             self.advance(len, pool);
         }
         tls.flush()?;
         let left = tls.to_send();
-        self.sealed[0] = iovec {
+        self.encrypted[0] = iovec {
             iov_base: left.as_ptr().cast_mut().cast(),
             iov_len: left.len(),
         };
-        Ok((!left.is_empty()).then_some((self.sealed.as_mut_ptr(), 1)))
+        Ok((!left.is_empty()).then_some((self.encrypted.as_mut_ptr(), 1)))
     }
 
     fn next_batch(&mut self) {
         if self.sending.is_sent() {
             self.sending.clear();
             std::mem::swap(&mut self.building, &mut self.sending);
-            self.sending.seal();
+            self.sending.set_addresses();
         }
     }
 
@@ -180,7 +180,7 @@ impl Outbox {
                     all.extend_from_slice(&batch.bytes[at..at + iov.iov_len]);
                 } else {
                     let at = iov.iov_base.cast::<u8>();
-                    // SAFETY: the iovec leads into pages of the pool or sealed bytes, which stay
+                    // SAFETY: the iovec leads into pages of the pool or encrypted bytes, which stay
                     // until they are sent.
                     all.extend(unsafe { std::slice::from_raw_parts(at, iov.iov_len) });
                 }
@@ -251,7 +251,7 @@ impl Batch {
     }
 
     /// Turns offsets into addresses once `bytes` no longer grows.
-    fn seal(&mut self) {
+    fn set_addresses(&mut self) {
         let base = self.bytes.as_mut_ptr();
         for index in self.of_bytes.drain(..) {
             let iov = &mut self.iovecs[index as usize];

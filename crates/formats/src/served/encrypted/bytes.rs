@@ -11,12 +11,12 @@ use std::sync::Arc;
 const STEP: u64 = 64 << 10;
 
 /// A part of a file, decrypted when it is read and encrypted when it is written.
-pub(super) struct SealedBytes {
+pub(super) struct EncryptedBytes {
     pub(super) file: Arc<dyn Storage>,
     pub(super) place: Place,
 }
 
-impl SealedBytes {
+impl EncryptedBytes {
     /// Reads and decrypts the sectors of that range.
     fn read_sectors(&self, range: &Range<u64>) -> io::Result<Vec<u8>> {
         let mut sectors = vec![0; (range.end - range.start) as usize];
@@ -38,7 +38,7 @@ fn steps(at: u64, len: usize) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-impl ImageFile for SealedBytes {
+impl ImageFile for EncryptedBytes {
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         for range in steps(at, buf.len()) {
             let outer = self.place.outer(&range);

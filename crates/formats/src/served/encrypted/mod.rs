@@ -9,9 +9,9 @@
 //! tables are not encrypted, and use the file itself (`Tables::storage`). A new cluster of such an
 //! image does not read as zeroes.
 
-mod away;
 mod bytes;
 mod channel;
+mod helped_pieces;
 mod keys;
 mod piece;
 mod place;

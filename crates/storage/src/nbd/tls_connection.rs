@@ -11,7 +11,7 @@ use libc::{iovec, msghdr};
 /// Maximum number of bytes encrypted at a time.
 const STAGE: usize = 64 << 10;
 
-pub(super) struct Sealed {
+pub(super) struct TlsConnection {
     session: Session,
     stage: Vec<u8>,
     to_send: [iovec; 1],
@@ -20,15 +20,15 @@ pub(super) struct Sealed {
     receiving: msghdr,
 }
 
-impl Sealed {
-    pub(super) fn new(session: Session) -> Box<Sealed> {
+impl TlsConnection {
+    pub(super) fn new(session: Session) -> Box<TlsConnection> {
         let nothing = iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         };
         // SAFETY: an all-zero header is a message without data.
         let message = || unsafe { std::mem::zeroed() };
-        Box::new(Sealed {
+        Box::new(TlsConnection {
             session,
             stage: Vec::with_capacity(STAGE),
             to_send: [nothing],
@@ -53,8 +53,8 @@ impl Sealed {
             };
             // SAFETY: the sender's message is valid until the sender learns that it was sent.
             unsafe { self.take(message) };
-            let sealed = self.session.seal(&self.stage)?;
-            sender.sent(sealed, gone);
+            let encrypted = self.session.encrypt(&self.stage)?;
+            sender.sent(encrypted, gone);
         }
         self.session.flush()?;
         let left = self.session.to_send();

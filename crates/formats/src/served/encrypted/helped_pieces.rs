@@ -18,23 +18,23 @@ const LARGE: u64 = 128 << 10;
 
 /// What to do with a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    In,
-    Out,
+pub(super) enum Work {
+    Encrypt,
+    Decrypt,
 }
 
 /// A finished piece; without a buffer if its helper has panicked.
 type Back = (Piece, Option<Buf>);
 
-pub(super) struct Away {
+pub(super) struct HelpedPieces {
     helpers: Arc<Helpers>,
     executor: Executor,
     back: Rc<RefCell<Vec<Back>>>,
 }
 
-impl Away {
-    pub(super) fn new(helpers: &Arc<Helpers>) -> io::Result<Away> {
-        Ok(Away {
+impl HelpedPieces {
+    pub(super) fn new(helpers: &Arc<Helpers>) -> io::Result<HelpedPieces> {
+        Ok(HelpedPieces {
             helpers: helpers.clone(),
             executor: Executor::new()?,
             back: Rc::default(),
@@ -55,25 +55,25 @@ impl Away {
         &mut self,
         place: &Place,
         pool: &Rc<Pool>,
-        way: Way,
+        work: Work,
         piece: Piece,
         buf: Buf,
     ) {
         let (helpers, back, pool) = (self.helpers.clone(), self.back.clone(), pool.clone());
         let (sectors, at) = (place.sectors.clone(), piece.outer.start);
         let shared = Arc::new(Mutex::new(Some(buf.loosen())));
-        let work = move || {
+        let job = move || {
             let mut loose = shared.lock().take()?;
-            match way {
-                Way::In => sectors.encrypt(loose.bytes_mut(), at),
-                Way::Out => sectors.decrypt(loose.bytes_mut(), at),
+            match work {
+                Work::Encrypt => sectors.encrypt(loose.bytes_mut(), at),
+                Work::Decrypt => sectors.decrypt(loose.bytes_mut(), at),
             }
             Some(loose)
         };
         self.executor.spawn(async move {
-            let helped = helpers.run(work.clone()).await;
+            let helped = helpers.run(job.clone()).await;
             // If no helper thread is available, this worker does it.
-            let loose = helped.unwrap_or_else(work);
+            let loose = helped.unwrap_or_else(job);
             let buf = loose.map(|loose| loose.back(&pool));
             back.borrow_mut().push((piece, buf));
         });

@@ -1,7 +1,7 @@
 //! Encrypted files as storages.
 
-use super::bytes::SealedBytes;
-use super::channel::SealedChannel;
+use super::bytes::EncryptedBytes;
+use super::channel::EncryptedChannel;
 use super::keys::{Fingerprint, Keys};
 use super::place::Place;
 use crate::luks::{Part, qcow2_header, refused};
@@ -21,12 +21,12 @@ use std::sync::Arc;
 const MAX_ZEROES: u64 = 16 << 20;
 
 /// A storage of plaintext whose file holds ciphertext.
-pub(in crate::served) struct Sealed {
-    bytes: SealedBytes,
-    disk: SealedDisk,
+pub(in crate::served) struct EncryptedStorage {
+    bytes: EncryptedBytes,
+    disk: EncryptedDisk,
 }
 
-impl Sealed {
+impl EncryptedStorage {
     /// Creates a storage.
     ///
     /// `header` is the fingerprint of a LUKS image. `None`: the storage only holds the guest data
@@ -36,13 +36,13 @@ impl Sealed {
         place: Place,
         header: Option<Fingerprint>,
         helpers: &Arc<Helpers>,
-    ) -> Sealed {
-        Sealed {
-            bytes: SealedBytes {
+    ) -> EncryptedStorage {
+        EncryptedStorage {
+            bytes: EncryptedBytes {
                 file: file.clone(),
                 place: place.clone(),
             },
-            disk: SealedDisk {
+            disk: EncryptedDisk {
                 file,
                 place,
                 header,
@@ -52,7 +52,7 @@ impl Sealed {
     }
 }
 
-impl Storage for Sealed {
+impl Storage for EncryptedStorage {
     fn bytes(&self) -> &dyn ImageFile {
         &self.bytes
     }
@@ -89,14 +89,14 @@ impl Storage for Sealed {
     }
 }
 
-struct SealedDisk {
+struct EncryptedDisk {
     file: Arc<dyn Storage>,
     place: Place,
     header: Option<Fingerprint>,
     helpers: Arc<Helpers>,
 }
 
-impl Disk for SealedDisk {
+impl Disk for EncryptedDisk {
     fn info(&self) -> DiskInfo {
         let below = self.file.disk().info();
         let sector = self.place.sectors.sector_size();
@@ -138,7 +138,7 @@ impl Disk for SealedDisk {
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         let below = self.file.disk().channel(cx)?;
-        let channel = SealedChannel::new(below, self.place.clone(), &self.helpers, cx);
+        let channel = EncryptedChannel::new(below, self.place.clone(), &self.helpers, cx);
         let told = |error| {
             unusable(
                 self.file.path(),
@@ -192,7 +192,12 @@ pub(in crate::served) fn open_luks(
         Ok((place, header.fingerprint()))
     };
     let (place, header) = opened().map_err(told(file.path(), keys))?;
-    Ok(Arc::new(Sealed::new(file, place, Some(header), helpers)))
+    Ok(Arc::new(EncryptedStorage::new(
+        file,
+        place,
+        Some(header),
+        helpers,
+    )))
 }
 
 /// Opens the storage of the plaintext guest data of an encrypted qcow2 image.
@@ -217,7 +222,10 @@ pub(in crate::served) fn open_data(
         size: None,
         ..place
     };
-    Ok((Arc::new(Sealed::new(data, place, None, helpers)), header))
+    Ok((
+        Arc::new(EncryptedStorage::new(data, place, None, helpers)),
+        header,
+    ))
 }
 
 /// Returns the fingerprint of the header that describes the encryption of such data.

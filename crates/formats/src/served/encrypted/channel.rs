@@ -1,6 +1,6 @@
 //! One worker's channel to an encrypted storage.
 
-use super::away::{Away, Way};
+use super::helped_pieces::{HelpedPieces, Work};
 use super::piece::Piece;
 use super::place::Place;
 use crate::served::helpers::Helpers;
@@ -34,7 +34,7 @@ struct Parent {
     errno: i32,
 }
 
-pub(super) struct SealedChannel {
+pub(super) struct EncryptedChannel {
     below: Box<dyn Channel>,
     place: Place,
     owner: Owner,
@@ -42,7 +42,7 @@ pub(super) struct SealedChannel {
     /// Indexed by the child's slot in the slab.
     pieces: Vec<Option<(Piece, Buf)>>,
     /// Pieces that helpers are working on.
-    away: Away,
+    helped_pieces: HelpedPieces,
     /// Tag of the wake-ups by helpers.
     tag: u16,
     count: usize,
@@ -53,20 +53,20 @@ pub(super) struct SealedChannel {
     waiting: VecDeque<(RequestId, u64)>,
 }
 
-impl SealedChannel {
+impl EncryptedChannel {
     pub(super) fn new(
         below: Box<dyn Channel>,
         place: Place,
         helpers: &Arc<Helpers>,
         cx: &mut Cx,
-    ) -> io::Result<SealedChannel> {
-        let away = Away::new(helpers)?;
+    ) -> io::Result<EncryptedChannel> {
+        let helped_pieces = HelpedPieces::new(helpers)?;
         let owner = cx.reserve_children(PIECES)?;
         let tag = cx.new_tag();
-        cx.engine.watch(away.fd(), Token::channel(tag))?;
-        Ok(SealedChannel {
+        cx.engine.watch(helped_pieces.fd(), Token::channel(tag))?;
+        Ok(EncryptedChannel {
             below,
-            away,
+            helped_pieces,
             tag,
             place,
             owner,
@@ -136,8 +136,10 @@ impl SealedChannel {
             return self.submit_piece(cx, Op::Read, piece, buf);
         }
         piece.take(request, &mut buf);
-        match self.away.helps_with(&piece) {
-            true => self.away.send(&self.place, &self.pool, Way::In, piece, buf),
+        match self.helped_pieces.helps_with(&piece) {
+            true => self
+                .helped_pieces
+                .send(&self.place, &self.pool, Work::Encrypt, piece, buf),
             false => {
                 let at = piece.outer.start;
                 self.place.sectors.encrypt(buf.bytes_mut(), at);
@@ -180,10 +182,10 @@ impl SealedChannel {
         if errno != 0 || cx.slab[piece.parent].op != Op::Read {
             return self.end(cx, &piece, errno);
         }
-        if self.away.helps_with(&piece) {
+        if self.helped_pieces.helps_with(&piece) {
             return self
-                .away
-                .send(&self.place, &self.pool, Way::Out, piece, buf);
+                .helped_pieces
+                .send(&self.place, &self.pool, Work::Decrypt, piece, buf);
         }
         let at = piece.outer.start;
         self.place.sectors.decrypt(buf.bytes_mut(), at);
@@ -228,11 +230,11 @@ impl SealedChannel {
             while let Some(child) = cx.child_done(self.owner) {
                 self.piece_done(cx, child);
             }
-            while let Some((piece, buf)) = self.away.next() {
+            while let Some((piece, buf)) = self.helped_pieces.next() {
                 self.helped(cx, piece, buf);
             }
             self.go_on(cx);
-            if !cx.has_child_done(self.owner) && !self.away.go_on() {
+            if !cx.has_child_done(self.owner) && !self.helped_pieces.go_on() {
                 return;
             }
         }
@@ -246,7 +248,7 @@ fn answer(request: &Request) {
     out.push(Status::DATA, request.len);
 }
 
-impl ChannelLayer for SealedChannel {
+impl ChannelLayer for EncryptedChannel {
     #[inline]
     fn below(&mut self) -> &mut dyn Channel {
         &mut *self.below
@@ -288,7 +290,7 @@ impl ChannelLayer for SealedChannel {
     }
 }
 
-impl Drop for SealedChannel {
+impl Drop for EncryptedChannel {
     fn drop(&mut self) {
         if self.count > 0 {
             // The kernel may still be using the buffers.
