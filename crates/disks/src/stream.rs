@@ -5,7 +5,7 @@ use super::shared_disk::SharedDisk;
 use super::unanswered;
 use fathom_control::RequestError;
 use fathom_files::gate;
-use fathom_formats::served::{Beside, ChainImage, ImageDisk};
+use fathom_formats::served::{ChainImage, ImageDisk, SideViewKind};
 use fathom_formats::{Format, resolve};
 use fathom_jobs::stream::{self, Below, Terms};
 use fathom_jobs::{Following, Name, Phase, Source, Tell, commit};
@@ -146,10 +146,10 @@ impl Plan {
     }
 
     /// Returns the option that the disk needs for the stream.
-    pub fn beside(&self) -> Beside {
+    pub fn side_view(&self) -> SideViewKind {
         match &self.what {
-            What::Up(_) => Beside::CopyOnRead,
-            What::Down(Middle { top, base, .. }) => Beside::Between {
+            What::Up(_) => SideViewKind::CopyOnRead,
+            What::Down(Middle { top, base, .. }) => SideViewKind::Between {
                 top: *top,
                 base: *base,
             },

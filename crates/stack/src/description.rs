@@ -8,7 +8,7 @@ use crate::pools::NamedPool;
 use fathom_core::{HandoverState, Polling};
 use fathom_filters::Spec;
 use fathom_formats::Format;
-use fathom_formats::served::{Beside, DEFAULT_METADATA_CACHE};
+use fathom_formats::served::{DEFAULT_METADATA_CACHE, SideViewKind};
 use fathom_storage::cached::MIN_SIZE;
 use fathom_storage::{Cache, CacheTerms, EngineKind, KINDS, Location, OnSuperseded, OpenOptions};
 use fathom_units::Timeout;
@@ -82,7 +82,7 @@ pub struct Description {
     ///
     /// Ranges that users zero are then recorded in the image's own tables, since its backing file
     /// may be replaced.
-    pub beside: Option<Beside>,
+    pub side_view: Option<SideViewKind>,
 }
 
 /// Stands for all options about the cache of base images.
@@ -126,7 +126,7 @@ impl Description {
             pool: None,
             inject: None,
             filters: Vec::new(),
-            beside: None,
+            side_view: None,
         }
     }
 

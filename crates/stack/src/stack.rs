@@ -354,11 +354,11 @@ fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare
         zero_missing_clusters: description.zero_missing_clusters,
         offset: description.offset.unwrap_or(0),
         size: description.size,
-        beside: description.beside,
+        side_view: description.side_view,
         own_bitmaps,
         helpers: HELPERS.min(new.helpers),
         keys: description.keys.keys().map_err(Error::Description)?,
-        rebasing: description.beside.is_some(),
+        rebasing: description.side_view.is_some(),
         ..new
     };
     let data = opener.data_disk();

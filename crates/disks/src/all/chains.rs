@@ -12,7 +12,7 @@ use crate::remake::Also;
 use crate::stream::Running;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
-use fathom_formats::served::Beside;
+use fathom_formats::served::SideViewKind;
 use fathom_host::options::DiskOptions;
 use fathom_metrics::{StartingJob, StreamInfo};
 use fathom_requests::{Answer, CommitOrder, Done, Responder, StreamOrder};
@@ -26,15 +26,15 @@ impl Objects {
     pub(super) fn begin_commit(&mut self, index: usize, order: &CommitOrder, responder: Responder) {
         let commit = self.disks[index].commit(order, self.nbd.is_some());
         let next = commit.map(|commit| {
-            let beside = Beside::Below(commit.depth);
-            (beside, Next::Commit(Box::new(commit)))
+            let side_view = SideViewKind::Below(commit.depth);
+            (side_view, Next::Commit(Box::new(commit)))
         });
         self.begin_job(index, next, responder);
     }
 
     pub(super) fn begin_stream(&mut self, index: usize, order: &StreamOrder, responder: Responder) {
         let plan = self.disks[index].plan_stream(order);
-        let next = plan.map(|plan| (plan.beside(), Next::Stream(plan)));
+        let next = plan.map(|plan| (plan.side_view(), Next::Stream(plan)));
         self.begin_job(index, next, responder);
     }
 
@@ -42,7 +42,7 @@ impl Objects {
     fn begin_job(
         &mut self,
         index: usize,
-        next: Result<(Beside, Next), String>,
+        next: Result<(SideViewKind, Next), String>,
         responder: Responder,
     ) {
         match self.begin_to_begin(index, next) {
@@ -62,7 +62,7 @@ impl Objects {
     fn begin_to_begin(
         &self,
         index: usize,
-        next: Result<(Beside, Next), String>,
+        next: Result<(SideViewKind, Next), String>,
     ) -> Result<Next, RequestError> {
         let disk = &self.disks[index];
         let conflict = |problem: String| {
@@ -76,16 +76,16 @@ impl Objects {
             None => (disk.may_not_be_mirrored()).or_else(|| disk.may_not_have_layer()),
         };
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
-        let (beside, next) = next.map_err(|problem| ErrorKind::Invalid.because(problem))?;
-        self.begin_to_work(index, Some(beside), &conflict)?;
+        let (side_view, next) = next.map_err(|problem| ErrorKind::Invalid.because(problem))?;
+        self.begin_to_work(index, Some(side_view), &conflict)?;
         Ok(next)
     }
 
-    /// Begins to replace the disk by a disk whose options differ only in `beside`.
+    /// Begins to replace the disk by a disk whose options differ only in `side_view`.
     fn begin_to_work(
         &self,
         index: usize,
-        beside: Option<Beside>,
+        side_view: Option<SideViewKind>,
         conflict: &dyn Fn(String) -> RequestError,
     ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
@@ -95,7 +95,7 @@ impl Objects {
         disk.may_be_left().map_err(conflict)?;
         let mut options =
             DiskOptions::of(disk.spec().clone(), self.nbd.is_some()).map_err(conflict)?;
-        options.disk.beside = beside;
+        options.disk.side_view = side_view;
         self.begin_remake(index, options, Also::Nothing, conflict)
     }
 

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 impl Served {
     /// Whether the disk has the options for a job that changes its chain.
     pub fn is_worked_on(&self) -> bool {
-        self.options.disk.beside.is_some()
+        self.options.disk.side_view.is_some()
     }
 
     /// Plans a commit of the disk into a backing image. The error is for the user.

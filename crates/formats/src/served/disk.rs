@@ -2,7 +2,6 @@
 
 use super::activate::activate;
 use super::active::{Active, Layer};
-use super::beside::{BesideDisk, ChainImage};
 use super::channel::ImageChannel;
 use super::condition::ImageProblem;
 use super::counts::ImageCounts;
@@ -14,6 +13,7 @@ use super::open::{Chain, Link};
 use super::options::ImageOptions;
 use super::problem::unusable;
 use super::restore::Failure;
+use super::side_view::{ChainImage, SideView};
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
 use crate::offline::Image;
@@ -45,8 +45,8 @@ pub struct ImageDisk {
     resizing: Mutex<()>,
     helpers: Arc<Helpers>,
     saved_state: Mutex<Option<SavedState>>,
-    /// See [`ImageOptions::beside`].
-    beside: Vec<Arc<BesideDisk>>,
+    /// See [`ImageOptions::side_view`].
+    side_views: Vec<Arc<SideView>>,
     /// The header after this server changed its backing file, and the storage that holds it.
     pub(super) rebased: Mutex<Option<(StorageId, Image)>>,
     /// Names of the image's own bitmaps that a user of the disk records meanwhile.
@@ -119,7 +119,7 @@ impl ImageDisk {
     ) -> Result<ImageDisk, DiskError> {
         let helpers = Arc::new(Helpers::new(options.helpers));
         let chain = Chain::open(file, &*opener, &options, &helpers)?;
-        let beside = BesideDisk::all(&chain, &options)?;
+        let side_views = SideView::all(&chain, &options)?;
         Ok(ImageDisk {
             shared: Arc::new(Shared::new(chain.size(0), options.read_only, &options)),
             chain,
@@ -127,7 +127,7 @@ impl ImageDisk {
             resizing: Mutex::default(),
             helpers,
             saved_state: Mutex::default(),
-            beside,
+            side_views,
             rebased: Mutex::default(),
             taken: Mutex::default(),
             has_restored: AtomicBool::new(false),
@@ -169,13 +169,13 @@ impl ImageDisk {
     }
 
     /// Returns the side view that a job writes to. It is in use while this disk is in use.
-    pub fn beside(&self) -> Option<Arc<BesideDisk>> {
-        self.beside.first().cloned()
+    pub fn side_view(&self) -> Option<Arc<SideView>> {
+        self.side_views.first().cloned()
     }
 
     /// Returns the side view that is only read, where there are two.
-    pub fn reader(&self) -> Option<Arc<BesideDisk>> {
-        self.beside.get(1).cloned()
+    pub fn reader(&self) -> Option<Arc<SideView>> {
+        self.side_views.get(1).cloned()
     }
 
     /// Returns the counters of the image; `None` for a format without tables.
@@ -433,7 +433,7 @@ impl ImageDisk {
         let Some(active) = self.shared.set_active(None) else {
             return Ok(());
         };
-        self.beside.iter().for_each(|beside| beside.end());
+        self.side_views.iter().for_each(|side_view| side_view.end());
         let discarded = Self::wait_for_discards(&active);
         // All images are written back, even if one fails.
         let mut written = Ok(());
@@ -510,7 +510,9 @@ impl Disk for ImageDisk {
                 active.guard_ends();
                 // (Jobs work on images that may no longer belong to the disk: see `check_images`.)
                 if self.chain.is_as_opened() {
-                    self.beside.iter().for_each(|beside| beside.begin(&active));
+                    self.side_views
+                        .iter()
+                        .for_each(|side_view| side_view.begin(&active));
                 }
                 self.shared.set_active(Some(active));
                 Ok(())

@@ -1,6 +1,5 @@
 //! Opens a chain: the top image, the files that it names, and the files that those name.
 
-use super::beside::Beside;
 use super::condition::ImageCondition;
 use super::counts::ImageCounts;
 use super::encrypted::{Fingerprint, Keys, open_data, open_luks};
@@ -9,6 +8,7 @@ use super::helpers::Helpers;
 use super::io::StorageId;
 use super::options::ImageOptions;
 use super::problem::{told, unusable};
+use super::side_view::SideViewKind;
 use super::storage::{Opener, Storage};
 use crate::offline::Image;
 use crate::{Error, Format, HostOffset, qcow2, resolve};
@@ -237,7 +237,7 @@ impl Chain {
 
     /// Cuts a raw base image to the size of its disk, since whole blocks were written to it.
     pub(super) fn trim(&self, options: &ImageOptions) -> io::Result<()> {
-        let base = options.beside.and_then(Beside::base);
+        let base = options.side_view.and_then(SideViewKind::base);
         let Some(depth) = base.filter(|_| self.is_as_opened()) else {
             return Ok(());
         };
@@ -357,12 +357,13 @@ impl Chain {
 
 /// Returns whether guest data is written to the image of that depth.
 fn is_writable(options: &ImageOptions, depth: usize) -> bool {
-    depth == 0 && !options.read_only || options.beside.and_then(Beside::base) == Some(depth)
+    depth == 0 && !options.read_only
+        || options.side_view.and_then(SideViewKind::base) == Some(depth)
 }
 
 /// Returns whether the image's file is written to, even if only its header is.
 pub(super) fn opens_for_writing(options: &ImageOptions, depth: usize) -> bool {
-    is_writable(options, depth) || options.beside.and_then(Beside::header) == Some(depth)
+    is_writable(options, depth) || options.side_view.and_then(SideViewKind::header) == Some(depth)
 }
 
 /// Reads a file's header, and returns the storage in which the disk's bytes are.

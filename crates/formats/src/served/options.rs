@@ -1,7 +1,7 @@
 //! Options for serving an image.
 
-use super::beside::Beside;
 use super::encrypted::Keys;
+use super::side_view::SideViewKind;
 use crate::Format;
 use crate::offline::SnapshotName;
 use std::num::NonZero;
@@ -33,8 +33,8 @@ pub struct ImageOptions {
     /// padded with zeroes, and a disk may be empty.
     pub any_size: bool,
     /// For jobs: side views of the same images (see
-    /// [`ImageDisk::beside`](super::ImageDisk::beside)).
-    pub beside: Option<Beside>,
+    /// [`ImageDisk::side_view`](super::ImageDisk::side_view)).
+    pub side_view: Option<SideViewKind>,
     /// For a change of the backing file. The caller only writes data that the disk reads as
     /// already. Ranges that it zeroes must read as zeroes by the image's own entries, even if the
     /// present backing file has zeroes there, too.
@@ -81,7 +81,7 @@ impl ImageOptions {
             snapshot: None,
             compress: false,
             any_size: false,
-            beside: None,
+            side_view: None,
             rebasing: false,
             own_bitmaps: OwnBitmaps::Missed,
             keep_page_cache: false,

@@ -30,7 +30,7 @@ impl ImageDisk {
 
     /// Fails if the chain has fewer images than when it was opened, or a backing image was resized.
     ///
-    /// Jobs rely on the chain as opened, and [side views](ImageDisk::beside) are useless otherwise.
+    /// Jobs rely on the chain as opened, and [side views](ImageDisk::side_view) are useless otherwise.
     fn check_as_opened(&self) -> Result<(), DiskError> {
         match self.chain.is_as_opened() {
             true => Ok(()),
@@ -88,7 +88,7 @@ impl ImageDisk {
 
     /// Sets or removes the backing file of the image at that depth.
     ///
-    /// The image is the first one, or one whose [header](Beside::Between) can be written, and is in
+    /// The image is the first one, or one whose [header](SideViewKind::Between) can be written, and is in
     /// use. It reads the same before and after, since all data that could differ is its own. The
     /// write of a single sector, which comes last, switches to the new backing file. The chain in
     /// use stays the old one until the next activation. Waits for a write-back of the image's

@@ -152,8 +152,8 @@ fn die(made: &Made, server: &mut Server, rng: &mut Rng) -> Option<Left> {
     }
     server.run.activate();
     let n = rng.below(150) as usize;
-    match server.run.disk.beside() {
-        Some(beside) if beside.depth() > 0 => {
+    match server.run.disk.side_view() {
+        Some(side_view) if side_view.depth() > 0 => {
             for _ in 0..n / 5 {
                 server.run.requests(5);
                 server.run.commit_some();
@@ -162,7 +162,7 @@ fn die(made: &Made, server: &mut Server, rng: &mut Rng) -> Option<Left> {
         _ => server.run.requests(n),
     }
     let (now, sectors) = (server.run.sectors(), server.run.random_size());
-    let may_resize = server.run.disk.beside().is_none() && !made.case.refuses(now, sectors);
+    let may_resize = server.run.disk.side_view().is_none() && !made.case.refuses(now, sectors);
     if may_resize && rng.one_in(2) {
         let steps = [40, 400, u64::MAX][rng.below(3) as usize];
         let ended = server.run.resize_for(sectors, rng.below(steps));

@@ -8,7 +8,7 @@ use crate::support::sim::pages::Pages;
 use crate::support::sim::run::{Run, Start};
 use crate::support::sim::world::Log;
 use crate::support::sim::{each, rounds};
-use fathom_formats::served::Beside;
+use fathom_formats::served::SideViewKind;
 
 /// A recorded run.
 struct Recorded {
@@ -38,7 +38,7 @@ fn record(made: &Made, seed: u64, lies: u64) -> Recorded {
         true => start.recording(),
         false => start,
     };
-    let commits = matches!(start.options.beside, Some(Beside::Below(_)));
+    let commits = matches!(start.options.side_view, Some(SideViewKind::Below(_)));
     let mut run = Run::new(start).expect("the image opens");
     run.activate();
     for _ in 0..2 {

@@ -6,7 +6,7 @@ use crate::copy::{Copy, Failure, Pace};
 use crate::following::{Gone, Next, STOPPED, Shared, Tell};
 use crate::source::Source;
 use fathom_core::{Changes, Disk, DiskError};
-use fathom_formats::served::{BesideDisk, ImageDisk};
+use fathom_formats::served::{ImageDisk, SideView};
 use fathom_stack::{Client, Job};
 use fathom_units::cause;
 use std::io;
@@ -20,9 +20,9 @@ pub(super) struct Committer {
     pub(super) source: Source,
     pub(super) image: Arc<ImageDisk>,
     /// The disk as seen from the topmost intermediate image.
-    pub(super) middle: Arc<BesideDisk>,
+    pub(super) middle: Arc<SideView>,
     /// The disk as seen from the image below the intermediate images.
-    pub(super) below: Arc<BesideDisk>,
+    pub(super) below: Arc<SideView>,
     pub(super) terms: Terms,
     pub(super) shared: Arc<Shared>,
     pub(super) tell: Tell,
@@ -46,7 +46,7 @@ impl Committer {
         checked.map_err(|error| error.to_string())?;
         let engine = self.source.engine;
         let mut job = self.shared.job();
-        let mut client = |disk: &Arc<BesideDisk>| {
+        let mut client = |disk: &Arc<SideView>| {
             let client = job.client(disk.clone(), engine);
             client.map_err(|error: DiskError| error.to_string())
         };

@@ -28,7 +28,7 @@ pub fn start(
     let shared = Shared::new(true, terms.rate, &tell);
     let committer = Committer {
         middle: image.reader().ok_or(missing)?,
-        below: image.beside().ok_or(missing)?,
+        below: image.side_view().ok_or(missing)?,
         source,
         image,
         terms,

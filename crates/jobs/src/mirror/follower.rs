@@ -123,7 +123,7 @@ impl Follower {
                 Target::Below(image) => {
                     let mapper = image.mapper();
                     let mut mapper = mapper.map_err(|error| error.to_string())?;
-                    let layers = image.beside().map_or(0, |below| below.depth());
+                    let layers = image.side_view().map_or(0, |below| below.depth());
                     above::mark(&mut mapper, layers, copy.stops, &self.todo)?
                 }
             };

@@ -30,7 +30,7 @@ impl Target {
     pub(super) fn disk(&self) -> Result<Arc<dyn Disk>, String> {
         Ok(match self {
             Target::Other(other) => other.disk.clone(),
-            Target::Below(image) => image.beside().ok_or("no backing image to copy to")?,
+            Target::Below(image) => image.side_view().ok_or("no backing image to copy to")?,
         })
     }
 }

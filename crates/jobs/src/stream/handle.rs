@@ -23,8 +23,8 @@ pub fn start(
     over: Box<dyn FnOnce() + Send>,
 ) -> Result<Following, String> {
     let error = |error: DiskError| error.to_string();
-    let beside = image.beside();
-    let beside = beside.ok_or("the image has no disk of its own")?;
+    let side_view = image.side_view();
+    let side_view = side_view.ok_or("the image has no disk of its own")?;
     let other = match &terms.below {
         Below::Other { disk, .. } => Some(InUse::new(disk).map_err(error)?),
         Below::Nothing | Below::Own { .. } => None,
@@ -35,7 +35,7 @@ pub fn start(
     let streamer = Streamer {
         source,
         image,
-        beside,
+        side_view,
         terms,
         shared: shared.clone(),
         tell,

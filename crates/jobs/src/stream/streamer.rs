@@ -7,7 +7,7 @@ use crate::following::{Gone, Next, STOPPED, Shared, Tell};
 use crate::name::Name;
 use crate::source::{InUse, Source};
 use fathom_core::{AlignedBuffer, Disk, DiskError, Op};
-use fathom_formats::served::{BesideDisk, ImageDisk, MapExtent};
+use fathom_formats::served::{ImageDisk, MapExtent, SideView};
 use fathom_stack::{Ask, Client, Job};
 use fathom_units::cause;
 use std::io;
@@ -25,7 +25,7 @@ pub(super) struct Streamer {
     pub(super) source: Source,
     pub(super) image: Arc<ImageDisk>,
     /// The side view that copies on read.
-    pub(super) beside: Arc<BesideDisk>,
+    pub(super) side_view: Arc<SideView>,
     pub(super) terms: Terms,
     pub(super) shared: Arc<Shared>,
     pub(super) tell: Tell,
@@ -48,7 +48,7 @@ impl From<String> for Halt {
 /// The state of one pass.
 struct Pass<'a> {
     job: &'a Job,
-    beside: &'a Client,
+    side_view: &'a Client,
     /// Finds data that is the same in the other image.
     compare: Option<Compare<'a>>,
     pace: Pace,
@@ -74,7 +74,7 @@ impl Streamer {
         let engine = self.source.engine;
         let mut job = self.shared.job();
         let mut client = |disk: Arc<dyn Disk>| job.client(disk, engine).map_err(error);
-        let beside = client(self.beside.clone())?;
+        let side_view = client(self.side_view.clone())?;
         let (ours, theirs) = match &self.terms.below {
             Below::Other { disk, .. } => (
                 Some(client(self.source.disk.clone())?),
@@ -96,7 +96,7 @@ impl Streamer {
         });
         let mut pass = Pass {
             job: &job,
-            beside: &beside,
+            side_view: &side_view,
             compare,
             pace: Pace::new(self.shared.rate.clone()),
             in_flight: 0,
@@ -106,14 +106,14 @@ impl Streamer {
         // Requests in flight must complete, whatever the outcome of the pass.
         let ended = self.await_all(&mut pass);
         match passed.and(ended) {
-            Ok(()) => self.name_below(&job, &beside).map(|()| Gone::Done),
+            Ok(()) => self.name_below(&job, &side_view).map(|()| Gone::Done),
             Err(Halt::Problem(problem)) => Err(problem),
             Err(Halt::Asked) if self.shared.state().next() == Next::Stop => {
                 // Dropping the clients ends all requests to the disk's own images. Only reads of
                 // the other image may remain. Nobody waits for them, since that image is not the
                 // disk's.
                 drop(pass);
-                drop((beside, ours));
+                drop((side_view, ours));
                 let release = Box::new(|| ());
                 self.shared.can_be_abandoned(None, release, STOPPED);
                 Err(STOPPED.into())
@@ -122,7 +122,7 @@ impl Streamer {
                 // The other image may not respond any more, and dropping its client waits for it.
                 // So the disk is released first, with no request to it in flight.
                 drop(pass);
-                drop((beside, ours));
+                drop((side_view, ours));
                 self.shared.let_go();
                 Ok(Gone::Away)
             }
@@ -201,7 +201,7 @@ impl Streamer {
         let pages = pages.map_err(|error| format!("no memory to copy data: {}", cause(error)))?;
         let len = range.end - range.start;
         let ask = Ask::new(Op::Read, range.start, len, Some(pages));
-        pass.beside.ask(ask);
+        pass.side_view.ask(ask);
         pass.in_flight += 1;
         pass.pace.has_begun(len);
         Ok(())
@@ -212,7 +212,7 @@ impl Streamer {
         let Some(answer) = pass.job.wait_for(pass.pace.patience()) else {
             return Ok(());
         };
-        if answer.client != pass.beside.number() {
+        if answer.client != pass.side_view.number() {
             // A reply to an abandoned comparison.
             return Ok(());
         }
@@ -235,8 +235,8 @@ impl Streamer {
     }
 
     /// Flushes the image, which has all it needs, then writes its new backing image to its header.
-    fn name_below(&self, job: &Job, beside: &Client) -> Result<(), String> {
-        let errno = job.flush(beside);
+    fn name_below(&self, job: &Job, side_view: &Client) -> Result<(), String> {
+        let errno = job.flush(side_view);
         if errno != 0 {
             let error = io::Error::from_raw_os_error(errno);
             return Err(format!("cannot flush the image: {}", cause(error)));

@@ -9,7 +9,6 @@
 //! in-flight state that a killed server leaves to its successor in addition to the files.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-pub mod beside;
 pub mod bitmap;
 pub mod case;
 pub mod cut;
@@ -21,6 +20,7 @@ pub mod resizing;
 pub mod rng;
 pub mod run;
 pub mod saved_state;
+pub mod side_view;
 pub mod worker;
 pub mod world;
 

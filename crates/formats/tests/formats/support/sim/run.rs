@@ -7,7 +7,7 @@ use super::worker::{Ask, DEPTH, Flight, Worker};
 use super::world::{World, trace};
 use fathom_core::extents::extents;
 use fathom_core::{Disk, DiskError, Op};
-use fathom_formats::served::{Beside, ImageDisk, ImageOptions};
+use fathom_formats::served::{ImageDisk, ImageOptions, SideViewKind};
 use fathom_testing::Tried;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -109,15 +109,15 @@ impl Run {
         // Depending on the job, every second worker copies on read, or the last ones commit.
         let count = start.workers;
         let guests = count
-            - match start.options.beside {
-                None | Some(Beside::CopyOnRead) => 0,
-                Some(Beside::Below(_)) => 1,
-                Some(Beside::Between { .. }) => 2,
+            - match start.options.side_view {
+                None | Some(SideViewKind::CopyOnRead) => 0,
+                Some(SideViewKind::Below(_)) => 1,
+                Some(SideViewKind::Between { .. }) => 2,
             };
         let workers = (0..count).map(|n| {
             let other = match disk.reader() {
                 Some(reader) if n == guests => Some(reader),
-                _ if n >= guests || guests == count && n % 2 == 1 => disk.beside(),
+                _ if n >= guests || guests == count && n % 2 == 1 => disk.side_view(),
                 _ => None,
             };
             match other {

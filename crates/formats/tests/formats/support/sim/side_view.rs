@@ -6,12 +6,12 @@ use super::worker::{Ask, DEPTH, Flight, Worker};
 use fathom_core::{Disk, Op};
 use fathom_formats::Format;
 use fathom_formats::offline::backing::NewBacking;
-use fathom_formats::served::Beside;
+use fathom_formats::served::SideViewKind;
 
 impl Start<'_> {
     /// Some of the workers copy on read. The image file keeps its size.
     pub fn copying(mut self) -> Self {
-        self.options.beside = Some(Beside::CopyOnRead);
+        self.options.side_view = Some(SideViewKind::CopyOnRead);
         self.options.rebasing = true;
         self.workers += 1;
         self
@@ -19,7 +19,7 @@ impl Start<'_> {
 
     /// Two additional workers commit the image below the top image to the image below that.
     pub fn leaving_out(mut self) -> Self {
-        self.options.beside = Some(Beside::Between { top: 1, base: 2 });
+        self.options.side_view = Some(SideViewKind::Between { top: 1, base: 2 });
         self.options.rebasing = true;
         self.workers += 2;
         self
@@ -27,7 +27,7 @@ impl Start<'_> {
 
     /// An additional worker writes to the image below.
     pub fn committing(mut self) -> Self {
-        self.options.beside = Some(Beside::Below(1));
+        self.options.side_view = Some(SideViewKind::Below(1));
         self.options.rebasing = true;
         self.workers += 1;
         self
@@ -43,7 +43,7 @@ impl Run {
     /// `waits` is set.
     pub fn leave_out(&mut self, name: &str, waits: bool) {
         let reader = self.workers.len() - 2;
-        let end = self.disk.beside().expect("there are two").info().size;
+        let end = self.disk.side_view().expect("there are two").info().size;
         let mut mapper = self.disk.mapper_from(1).expect("it is active");
         let own: Vec<_> = { mapper.extents(0..end, 1) }
             .map(|extent| extent.expect("its tables are read"))
@@ -119,7 +119,7 @@ impl Run {
     /// Writes the result of a commit job's read to the image below.
     pub(super) fn commit(&mut self, flight: Flight) {
         let last = self.workers.last_mut().filter(|_| flight.goes_below);
-        let below = self.disk.beside().map_or(0, |below| below.info().size);
+        let below = self.disk.side_view().map_or(0, |below| below.info().size);
         let end = (flight.ask.first + flight.ask.sectors) * SECTOR as u64;
         if let Some(worker) = last.filter(|worker| worker.in_flight() < DEPTH && end <= below) {
             let flight = Flight {

@@ -33,7 +33,7 @@ impl ChainImage {
 
 /// The purpose of a side view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beside {
+pub enum SideViewKind {
     /// The image at that depth, 1 or more, with all images below it. Data written to it is visible
     /// where the images above have none.
     Below(usize),
@@ -45,26 +45,26 @@ pub enum Beside {
     CopyOnRead,
 }
 
-impl Beside {
+impl SideViewKind {
     /// Returns the depth of the backing image that is written to.
     pub(super) fn base(self) -> Option<usize> {
         match self {
-            Beside::Below(base) | Beside::Between { base, .. } => Some(base),
-            Beside::CopyOnRead => None,
+            SideViewKind::Below(base) | SideViewKind::Between { base, .. } => Some(base),
+            SideViewKind::CopyOnRead => None,
         }
     }
 
     /// Returns the depth of the image of which only the header is written.
     pub(super) fn header(self) -> Option<usize> {
         match self {
-            Beside::Between { top, .. } => top.checked_sub(1),
-            Beside::Below(_) | Beside::CopyOnRead => None,
+            SideViewKind::Between { top, .. } => top.checked_sub(1),
+            SideViewKind::Below(_) | SideViewKind::CopyOnRead => None,
         }
     }
 }
 
 /// A side view of a disk. It shares all state in memory with the disk and is in use as long.
-pub struct BesideDisk {
+pub struct SideView {
     shared: Arc<Shared>,
     storages: Vec<Arc<dyn Storage>>,
     path: PathBuf,
@@ -72,24 +72,24 @@ pub struct BesideDisk {
     info: DiskInfo,
 }
 
-impl BesideDisk {
+impl SideView {
     /// Creates the side views that the options ask for, the writable one first.
     pub(super) fn all(
         chain: &Chain,
         options: &ImageOptions,
-    ) -> Result<Vec<Arc<BesideDisk>>, DiskError> {
-        let depths = match options.beside {
+    ) -> Result<Vec<Arc<SideView>>, DiskError> {
+        let depths = match options.side_view {
             None => vec![],
-            Some(Beside::CopyOnRead) => vec![0],
-            Some(Beside::Below(base)) => vec![base],
-            Some(Beside::Between { top, base }) => vec![base, top],
+            Some(SideViewKind::CopyOnRead) => vec![0],
+            Some(SideViewKind::Below(base)) => vec![base],
+            Some(SideViewKind::Between { top, base }) => vec![base, top],
         };
         let disks = depths.into_iter();
-        let disks = disks.map(|depth| BesideDisk::new(chain, options, depth).map(Arc::new));
+        let disks = disks.map(|depth| SideView::new(chain, options, depth).map(Arc::new));
         disks.collect()
     }
 
-    fn new(chain: &Chain, options: &ImageOptions, depth: usize) -> Result<BesideDisk, DiskError> {
+    fn new(chain: &Chain, options: &ImageOptions, depth: usize) -> Result<SideView, DiskError> {
         let Some(link) = chain.links().get(depth).cloned() else {
             let problem = format!("no backing image at depth {depth}");
             return Err(unusable(chain.path(), problem));
@@ -97,8 +97,8 @@ impl BesideDisk {
         let info = chain.info(options, depth);
         let mut shared = Shared::new(chain.size(depth), info.read_only, options);
         shared.compress = false;
-        shared.copies_on_read = options.beside == Some(Beside::CopyOnRead);
-        Ok(BesideDisk {
+        shared.copies_on_read = options.side_view == Some(SideViewKind::CopyOnRead);
+        Ok(SideView {
             shared: Arc::new(shared),
             storages: chain.storages.clone(),
             path: chain.storages[usize::from(link.storage)].path().to_owned(),
@@ -123,7 +123,7 @@ impl BesideDisk {
     }
 }
 
-impl Disk for BesideDisk {
+impl Disk for SideView {
     fn info(&self) -> DiskInfo {
         self.info.clone()
     }
