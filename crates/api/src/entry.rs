@@ -96,11 +96,11 @@ fn remove_stale(dir: &Path) {
     };
     for path in entries.flatten().map(|entry| entry.path()) {
         let is_dead = |pid| !Path::new("/proc").join(format!("{pid}")).exists();
-        let is_unheard = |error: io::Error| {
+        let is_unresponsive = |error: io::Error| {
             [ErrorKind::ConnectionRefused, ErrorKind::NotFound].contains(&error.kind())
         };
         if place::pid_of(&path).is_some_and(is_dead)
-            && UnixStream::connect(&path).is_err_and(is_unheard)
+            && UnixStream::connect(&path).is_err_and(is_unresponsive)
         {
             // (Another server that starts may have removed it.)
             let _ = fs::remove_file(&path);

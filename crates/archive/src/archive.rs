@@ -5,8 +5,8 @@ use crate::elsewhere::elsewhere;
 use crate::error::Error;
 use crate::manifest::{HEADER, Header, Manifest};
 use crate::place::{Body, Place, parent};
+use crate::store_error::Kind;
 use crate::stripe;
-use crate::told::Kind;
 use futures_util::StreamExt;
 use object_store::GetOptions;
 use std::path::Path;
@@ -92,7 +92,7 @@ impl Image {
 /// Reads its header first, and reads the rest only if the object has the size that the header
 /// states.
 async fn read_manifest(place: &Place, name: &str) -> Result<Manifest, Error> {
-    let failed = |error| place.told(name, error);
+    let failed = |error| place.store_error(name, error);
     let corrupt = |problem: String| Error::corrupt(place.shown(name), problem);
     let got = place
         .get(name, GetOptions::default())
@@ -197,7 +197,7 @@ pub async fn list(address: &str) -> Result<Vec<ListedImage>, Error> {
     let mut found = place.store().list(Some(&prefix));
     let mut names = Vec::new();
     while let Some(object) = found.next().await {
-        let object = object.map_err(|error| place.told("", error))?;
+        let object = object.map_err(|error| place.store_error("", error))?;
         let mut parts = object.location.prefix_match(&prefix).into_iter().flatten();
         let name = parts.next().map(|part| part.as_ref().to_owned());
         let name = name.filter(|_| parts.next().is_none());

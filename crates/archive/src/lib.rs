@@ -20,8 +20,8 @@ mod manifest;
 mod object;
 mod place;
 pub mod profile;
+mod store_error;
 mod stripe;
-mod told;
 mod writer;
 
 pub use archive::{Image, ListedImage, Summary, list};

@@ -3,7 +3,7 @@
 use crate::address::Address;
 use crate::error::Error;
 use crate::place::{Body, Place};
-use crate::told::{Kind, NO_RANGES, status_of};
+use crate::store_error::{Kind, NO_RANGES, status_of};
 use bytes::Bytes;
 use object_store::{Attribute, Attributes, GetOptions, GetRange, GetResult, ObjectMeta};
 
@@ -71,12 +71,12 @@ impl Object {
         let got = got.map_err(|error| match status_of(&error.to_string()) {
             // The range no longer exists, so the object has become shorter.
             Some(416) => Error::Changed { what: self.shown() },
-            _ => self.place.told(&self.name, error),
+            _ => self.place.store_error(&self.name, error),
         })?;
         self.check(&got)?;
         let mut body = Body::new(got);
         let read = body.read_to(len as u64).await;
-        read.map_err(|error| self.place.told(&self.name, error))?;
+        read.map_err(|error| self.place.store_error(&self.name, error))?;
         let what = self.shown();
         match body.bytes.len() {
             read if read == len => Ok(body.bytes.into()),
@@ -122,7 +122,7 @@ async fn head(place: &Place, name: &str) -> Result<ObjectMeta, Error> {
         ..GetOptions::default()
     };
     let got = place.get(name, options).await;
-    Ok(got.map_err(|error| place.told(name, error))?.meta)
+    Ok(got.map_err(|error| place.store_error(name, error))?.meta)
 }
 
 /// Requests one byte to check that the server supports ranges.
@@ -145,7 +145,7 @@ async fn probe(place: &Place, name: &str) -> Result<ObjectMeta, Error> {
                 _ => Err(Error::unusable(place.shown(name), NO_RANGES)),
             }
         }
-        Err(error) => Err(place.told(name, error)),
+        Err(error) => Err(place.store_error(name, error)),
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::address::Address;
 use crate::elsewhere::elsewhere;
 use crate::error::Error;
-use crate::told::{Kind, told};
+use crate::store_error::{Kind, store_error};
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -100,7 +100,7 @@ impl Place {
     fn file(directory: &FilePath) -> Result<Place, Error> {
         let shown = directory.display().to_string();
         let store = LocalFileSystem::new_with_prefix(directory);
-        let store = store.map_err(|error| told(Kind::File, &shown, error))?;
+        let store = store.map_err(|error| store_error(Kind::File, &shown, error))?;
         Ok(Place {
             store: Arc::new(store.with_fsync(true)),
             prefix: Path::default(),
@@ -117,7 +117,7 @@ impl Place {
         }
         .shown();
         let prefix = Path::parse(prefix);
-        let prefix = prefix.map_err(|error| told(Kind::S3, &shown, error.into()))?;
+        let prefix = prefix.map_err(|error| store_error(Kind::S3, &shown, error.into()))?;
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(bucket)
             .with_retry(retries());
@@ -129,7 +129,7 @@ impl Place {
             }
         }
         let store = builder.build();
-        let store = store.map_err(|error| told(Kind::S3, &shown, error))?;
+        let store = store.map_err(|error| store_error(Kind::S3, &shown, error))?;
         Ok(Place {
             store: Arc::new(store),
             prefix,
@@ -150,7 +150,7 @@ impl Place {
             .with_retry(retries())
             .build();
         Ok(Place {
-            store: Arc::new(store.map_err(|error| told(Kind::Web, &shown, error))?),
+            store: Arc::new(store.map_err(|error| store_error(Kind::Web, &shown, error))?),
             prefix: Path::default(),
             kind: Kind::Web,
             shown,
@@ -183,8 +183,8 @@ impl Place {
         path.map_err(|error| Error::unusable(self.shown(name), error.to_string()))
     }
 
-    pub(crate) fn told(&self, name: &str, error: object_store::Error) -> Error {
-        told(self.kind, &self.shown(name), error)
+    pub(crate) fn store_error(&self, name: &str, error: object_store::Error) -> Error {
+        store_error(self.kind, &self.shown(name), error)
     }
 
     /// Requests an object. The response has not been checked.
@@ -202,7 +202,7 @@ impl Place {
 
     /// Fetches a whole object of at most `most` bytes.
     pub(crate) async fn fetch(&self, name: &str, most: u64) -> Result<Vec<u8>, Error> {
-        let failed = |error| self.told(name, error);
+        let failed = |error| self.store_error(name, error);
         let got = self
             .get(name, GetOptions::default())
             .await

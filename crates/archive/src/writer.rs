@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::hash::Hash;
 use crate::manifest::Manifest;
 use crate::place::{Place, make_directory};
+use crate::store_error::Kind;
 use crate::stripe;
-use crate::told::Kind;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -156,7 +156,7 @@ impl Writer {
             .await;
         stored
             .map(drop)
-            .map_err(|error| self.archive.told(name, error))
+            .map_err(|error| self.archive.store_error(name, error))
     }
 
     /// Returns the state of a stripe.
@@ -188,7 +188,7 @@ impl Writer {
         let path = self.archive.path(name)?;
         match self.archive.store().head(&path).await {
             Ok(meta) => Ok(Some(meta.size)),
-            Err(error) => match self.archive.told(name, error) {
+            Err(error) => match self.archive.store_error(name, error) {
                 Error::NotFound { .. } => Ok(None),
                 other => Err(other),
             },

@@ -1,11 +1,11 @@
 //! The keeper of an image: handles events, fetches stripes, and limits the size of the cache.
 
 use crate::about::{About, Origin};
-use crate::away::Away;
+use crate::backoff::Backoff;
 use crate::cache::{self, Cache};
 use crate::directory::{self, Others};
+use crate::fetch::fetch_stripe;
 use crate::known::{check_known, first_profile};
-use crate::landing::land;
 use crate::problem::Problem;
 use crate::profile;
 use crate::queue::{Early, Queue, Why};
@@ -47,7 +47,7 @@ pub struct Keeper {
     users: Users,
     events: Sender<Event>,
     remote: Link,
-    away: Option<Away>,
+    away: Option<Backoff>,
     rate: Rate,
     profile: Vec<u32>,
     /// For each failing stripe: the number of failures, and `landings` at the first failure.
@@ -187,7 +187,7 @@ impl Keeper {
 
     /// Returns the time until the next action if no event occurs.
     fn until(&mut self) -> Duration {
-        let away = self.away.as_ref().and_then(Away::left);
+        let away = self.away.as_ref().and_then(Backoff::left);
         let rate = self.rate.until().filter(|_| self.away.is_none());
         let all = [Some(SYNC), away, rate];
         all.into_iter().flatten().min().unwrap_or(SYNC)
@@ -295,7 +295,7 @@ impl Keeper {
             let (data, (at, _)) = (self.cache.data.clone(), self.cache.range(stripe));
             let failures = self.cache.failures();
             spawn_local(async move {
-                let outcome = land(&remote, data, stripe, at).await;
+                let outcome = fetch_stripe(&remote, data, stripe, at).await;
                 let landed = Event::Landed(stripe, failures, outcome);
                 let _ = events.send(landed).await;
             });
@@ -354,7 +354,7 @@ impl Keeper {
             Some(away) => away.again(text),
             None => {
                 self.users.tell_all(&FromKeeper::Away(text.clone()));
-                self.away = Some(Away::new(text));
+                self.away = Some(Backoff::new(text));
             }
         }
         if self

@@ -9,14 +9,14 @@
 //! `fathom_storage::cached` implements how a disk uses a cached image.
 
 mod about;
-mod away;
+mod backoff;
 mod cache;
 mod cage;
 mod directory;
 mod durable;
+mod fetch;
 mod keeper;
 mod known;
-mod landing;
 mod life;
 mod problem;
 mod profile;

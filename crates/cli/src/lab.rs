@@ -10,7 +10,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Subcommand};
 use fathom_lab::experiment::runner::{Runner, rough};
 use fathom_lab::experiment::{self, Context, Experiment, Settings, nested};
-use fathom_lab::{put_all_back, scratch, tracers};
+use fathom_lab::{restore_all_settings, scratch, tracers};
 use serde_json::{Value, json};
 
 use crate::report::ReportArgs;
@@ -387,7 +387,7 @@ fn clean_up_on_signal(output: Option<Output>) -> anyhow::Result<()> {
         for signal in signals.forever() {
             scratch::remove_all();
             tracers::remove_all();
-            put_all_back();
+            restore_all_settings();
             let name = signal_name(signal).unwrap_or("a signal");
             let there = output.as_ref().map(|output| what_is_there(&output.dir));
             let said = match (&output, there) {

@@ -5,7 +5,7 @@
 //! [`Engine::submit`]: crate::Engine::submit
 
 use crate::engine::Wait;
-use crate::mailbox::{Inbox, Letter};
+use crate::mailbox::{Inbox, Message};
 use crate::polling::{Awaited, Poller, Waited};
 use crate::token::Token;
 use crate::worker::Worker;
@@ -39,7 +39,7 @@ impl Dedicated {
                 false => self.wait(),
             }
             // Other kinds of letters are for pools.
-            if let Some(Letter::To(_, command)) = self.inbox.take() {
+            if let Some(Message::To(_, command)) = self.inbox.take() {
                 self.worker.obey(command);
                 self.awaited = self.worker.peers;
             }

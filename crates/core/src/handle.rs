@@ -6,7 +6,7 @@ use crate::cx::Cx;
 use crate::dedicated::Dedicated;
 use crate::disk::{Disk, DiskError};
 use crate::engine::Engine;
-use crate::mailbox::{Bell, Command, Joining, Letter, Outbox, Wanted};
+use crate::mailbox::{Command, Joining, Message, Outbox, Wanted, WorkerWaker};
 use crate::oldest::Oldest;
 use crate::seat::Seat;
 use crate::source::{Eventfd, Source, SourceId};
@@ -44,7 +44,7 @@ pub struct WorkerHandle {
 /// The worker has not read its mailbox within the timeout, so it seems to be stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("worker did not respond within 3 s")]
-pub struct Unheard;
+pub struct Unresponsive;
 
 impl WorkerHandle {
     /// Starts a worker for `disk` with a thread of its own. Calls `engine` on the new thread, which
@@ -68,7 +68,7 @@ impl WorkerHandle {
                   }| {
                 let mut cx = Cx::new(engine);
                 let channel = disk.channel(&mut cx)?;
-                let worker = Worker::new(cx, channel, inbox.bell().clone(), recorder, counters);
+                let worker = Worker::new(cx, channel, inbox.waker().clone(), recorder, counters);
                 let worker = Dedicated::new(worker, inbox, poller);
                 let worker = worker.map_err(failed(&name, "cannot start"))?;
                 Ok(move || {
@@ -101,7 +101,7 @@ impl WorkerHandle {
         let (alive, running) = sync_channel(1);
         let (reply, answer) = sync_channel(1);
         let thread = seat.outbox();
-        thread.post(Letter::Join(Box::new(Joining {
+        thread.send_message(Message::Join(Box::new(Joining {
             disk,
             recorder: Recorder::new(histograms.clone()),
             counters: counters.clone(),
@@ -124,8 +124,8 @@ impl WorkerHandle {
     /// Attaches `source`; returns when the worker serves it. If the worker does not respond in
     /// time, the source is dropped, sooner or later.
     pub fn attach(&self, source: Box<dyn Source>) -> io::Result<SourceId> {
-        let failed = || io::Error::new(io::ErrorKind::TimedOut, Unheard);
-        if self.outbox.is_unheard() {
+        let failed = || io::Error::new(io::ErrorKind::TimedOut, Unresponsive);
+        if self.outbox.is_unresponsive() {
             return Err(failed());
         }
         let (reply, answer) = sync_channel(1);
@@ -137,7 +137,7 @@ impl WorkerHandle {
         });
         match answer.recv_timeout(PATIENCE) {
             Ok(outcome) => outcome,
-            Err(RecvTimeoutError::Timeout) if self.outbox.bell().give_up(&wanted) => Err(failed()),
+            Err(RecvTimeoutError::Timeout) if self.outbox.waker().give_up(&wanted) => Err(failed()),
             // The worker has just taken the command.
             Err(RecvTimeoutError::Timeout) => answer.recv().unwrap_or_else(|_| Err(failed())),
             Err(RecvTimeoutError::Disconnected) => Err(failed()),
@@ -159,13 +159,13 @@ impl WorkerHandle {
 
     /// Replaces an eventfd of an attached source; requests in flight stay there. Returns when the
     /// worker uses the new eventfd, or with an error if the worker cannot watch it. A worker that
-    /// is stuck ([`Unheard`]) replaces the eventfd when it reads its mailbox again.
+    /// is stuck ([`Unresponsive`]) replaces the eventfd when it reads its mailbox again.
     pub fn set_eventfd(
         &self,
         id: SourceId,
         which: Eventfd,
         fd: Option<OwnedFd>,
-    ) -> Result<io::Result<()>, Unheard> {
+    ) -> Result<io::Result<()>, Unresponsive> {
         let looking = self.ask(|wanted, reply| Command::SetEventfd {
             id,
             which,
@@ -195,7 +195,7 @@ impl WorkerHandle {
     /// unless the worker is stuck. Requests popped later see the new state.
     ///
     /// [`Channel::timer`]: crate::Channel::timer
-    pub fn look(&self) -> Result<(), Unheard> {
+    pub fn look(&self) -> Result<(), Unresponsive> {
         self.begin_look().wait()
     }
 
@@ -212,7 +212,7 @@ impl WorkerHandle {
     ) -> Looking<'_, T> {
         let (reply, answer) = sync_channel(1);
         let wanted = Arc::new(Wanted::default());
-        let patience = match self.outbox.is_unheard() {
+        let patience = match self.outbox.is_unresponsive() {
             true => Duration::ZERO,
             false => PATIENCE,
         };
@@ -221,7 +221,7 @@ impl WorkerHandle {
             answer,
             wanted,
             deadline: Instant::now() + patience,
-            bell: self.outbox.bell(),
+            waker: self.outbox.waker(),
         }
     }
 
@@ -270,19 +270,19 @@ pub struct Looking<'a, T = ()> {
     answer: Receiver<T>,
     wanted: Arc<Wanted>,
     deadline: Instant,
-    bell: &'a Bell,
+    waker: &'a WorkerWaker,
 }
 
 impl<T> Looking<'_, T> {
-    pub fn wait(self) -> Result<T, Unheard> {
+    pub fn wait(self) -> Result<T, Unresponsive> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
             Ok(reply) => Ok(reply),
             // The worker has just taken the command.
-            Err(RecvTimeoutError::Timeout) if !self.bell.give_up(&self.wanted) => {
-                self.answer.recv_timeout(PATIENCE).map_err(|_| Unheard)
+            Err(RecvTimeoutError::Timeout) if !self.waker.give_up(&self.wanted) => {
+                self.answer.recv_timeout(PATIENCE).map_err(|_| Unresponsive)
             }
-            Err(_) => Err(Unheard),
+            Err(_) => Err(Unresponsive),
         }
     }
 }

@@ -59,7 +59,7 @@ pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, Socke
 pub use event_notifier::EventNotifier;
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary, Wire};
-pub use handle::{Detaching, Looking, Settling, Unheard, WorkerHandle};
+pub use handle::{Detaching, Looking, Settling, Unresponsive, WorkerHandle};
 pub use handover_state::{HandoverState, Part, PartState, Parts};
 pub use kind::{ThreadKind, at_thread_start, thread_starts};
 pub use layer::{ChannelLayer, DiskLayer, SourceLayer};

@@ -61,7 +61,7 @@ pub(crate) struct Address {
 }
 
 /// A message to a worker thread.
-pub(crate) enum Letter {
+pub(crate) enum Message {
     To(Address, Command),
     /// Adds a worker to a pool's thread.
     Join(Box<Joining>),
@@ -94,36 +94,36 @@ impl Wanted {
 
 /// Announces commands to a worker: a flag for a worker that spins, and an eventfd for one that
 /// sleeps.
-pub(crate) struct Bell {
-    rung: AtomicBool,
+pub(crate) struct WorkerWaker {
+    is_signalled: AtomicBool,
     event: EventNotifier,
     /// A sender has timed out, and the worker has taken no command since.
-    unheard: AtomicBool,
+    is_unresponsive: AtomicBool,
 }
 
-impl Bell {
-    fn new() -> io::Result<Bell> {
-        Ok(Bell {
-            rung: AtomicBool::new(false),
-            unheard: AtomicBool::new(false),
+impl WorkerWaker {
+    fn new() -> io::Result<WorkerWaker> {
+        Ok(WorkerWaker {
+            is_signalled: AtomicBool::new(false),
+            is_unresponsive: AtomicBool::new(false),
             event: EventNotifier::new()?,
         })
     }
 
     /// Records that the worker has taken a command. Returns false if the sender has given up.
-    pub(crate) fn hear(&self, wanted: &Wanted) -> bool {
+    pub(crate) fn took_command(&self, wanted: &Wanted) -> bool {
         let in_time = wanted.decide();
-        self.unheard.store(false, Ordering::SeqCst);
+        self.is_unresponsive.store(false, Ordering::SeqCst);
         in_time
     }
 
     /// Gives up waiting. Returns false if the worker has just taken the command. The worker decides
     /// first and clears the flag afterwards, so the flag does not stay set for good.
     pub(crate) fn give_up(&self, wanted: &Wanted) -> bool {
-        self.unheard.store(true, Ordering::SeqCst);
+        self.is_unresponsive.store(true, Ordering::SeqCst);
         let given_up = wanted.decide();
         if !given_up {
-            self.unheard.store(false, Ordering::SeqCst);
+            self.is_unresponsive.store(false, Ordering::SeqCst);
         }
         given_up
     }
@@ -131,15 +131,15 @@ impl Bell {
 
 /// Creates a thread's mailbox: the end for senders and the end for the thread.
 pub(crate) fn mailbox() -> io::Result<(Outbox, Inbox)> {
-    let bell = Arc::new(Bell::new()?);
-    let (sender, letters) = channel();
+    let waker = Arc::new(WorkerWaker::new()?);
+    let (sender, messages) = channel();
     let inbox = Inbox {
-        letters,
-        bell: bell.clone(),
+        messages,
+        waker: waker.clone(),
     };
     let outbox = Outbox {
-        letters: sender,
-        bell,
+        messages: sender,
+        waker,
         to: Address::default(),
     };
     Ok((outbox, inbox))
@@ -148,8 +148,8 @@ pub(crate) fn mailbox() -> io::Result<(Outbox, Inbox)> {
 /// The senders' end of a mailbox, addressed to one worker.
 #[derive(Clone)]
 pub(crate) struct Outbox {
-    letters: Sender<Letter>,
-    bell: Arc<Bell>,
+    messages: Sender<Message>,
+    waker: Arc<WorkerWaker>,
     to: Address,
 }
 
@@ -162,60 +162,60 @@ impl Outbox {
     /// Sends a command to the worker. If the worker has ended, the command and its reply channel
     /// are dropped.
     pub(crate) fn send(&self, command: Command) {
-        self.post(Letter::To(self.to, command));
+        self.send_message(Message::To(self.to, command));
     }
 
     /// Sends a letter to the thread.
-    pub(crate) fn post(&self, letter: Letter) {
-        let _ = self.letters.send(letter);
-        self.bell.rung.store(true, Ordering::SeqCst);
-        self.bell.event.notify();
+    pub(crate) fn send_message(&self, message: Message) {
+        let _ = self.messages.send(message);
+        self.waker.is_signalled.store(true, Ordering::SeqCst);
+        self.waker.event.notify();
     }
 
     /// Returns whether a sender has timed out and the worker has taken no command since.
-    pub(crate) fn is_unheard(&self) -> bool {
-        self.bell.unheard.load(Ordering::SeqCst)
+    pub(crate) fn is_unresponsive(&self) -> bool {
+        self.waker.is_unresponsive.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn bell(&self) -> &Bell {
-        &self.bell
+    pub(crate) fn waker(&self) -> &WorkerWaker {
+        &self.waker
     }
 }
 
 /// The thread's end of its mailbox.
 pub(crate) struct Inbox {
-    letters: Receiver<Letter>,
-    bell: Arc<Bell>,
+    messages: Receiver<Message>,
+    waker: Arc<WorkerWaker>,
 }
 
 impl Inbox {
     pub(crate) fn fd(&self) -> RawFd {
-        self.bell.event.as_raw_fd()
+        self.waker.event.as_raw_fd()
     }
 
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+    pub(crate) fn waker(&self) -> &Arc<WorkerWaker> {
+        &self.waker
     }
 
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
-        self.bell.rung.load(Ordering::Acquire)
+        self.waker.is_signalled.load(Ordering::Acquire)
     }
 
     /// Takes the next letter. Senders set the flag after sending, so the flag is cleared before the
     /// last check of the queue.
     #[inline]
-    pub(crate) fn take(&self) -> Option<Letter> {
+    pub(crate) fn take(&self) -> Option<Message> {
         if !self.has_mail() {
             return None;
         }
-        if let Ok(letter) = self.letters.try_recv() {
-            return Some(letter);
+        if let Ok(message) = self.messages.try_recv() {
+            return Some(message);
         }
-        self.bell.rung.store(false, Ordering::SeqCst);
-        let last = self.letters.try_recv().ok();
+        self.waker.is_signalled.store(false, Ordering::SeqCst);
+        let last = self.messages.try_recv().ok();
         if last.is_some() {
-            self.bell.rung.store(true, Ordering::SeqCst);
+            self.waker.is_signalled.store(true, Ordering::SeqCst);
         }
         last
     }

@@ -8,7 +8,7 @@
 use crate::cx::Cx;
 use crate::disk::{Disk, DiskError};
 use crate::engine::{Engine, Wait};
-use crate::mailbox::{Address, Command, Inbox, Joining, Letter};
+use crate::mailbox::{Address, Command, Inbox, Joining, Message};
 use crate::polling::{Awaited, Poller, Waited};
 use crate::shared_engine::{InFlight, Share, SharedEngine, cancel_all};
 use crate::token::{MEMBERS, Target, Token};
@@ -351,7 +351,7 @@ impl Pooled {
         for _ in 0..LETTERS {
             match self.inbox.take() {
                 None => return,
-                Some(Letter::To(address, command)) => {
+                Some(Message::To(address, command)) => {
                     let Some(member) = serving(&mut self.members, address.member) else {
                         continue;
                     };
@@ -376,8 +376,8 @@ impl Pooled {
                         return;
                     }
                 }
-                Some(Letter::Join(joining)) => self.join(*joining),
-                Some(Letter::End) => self.is_ending = true,
+                Some(Message::Join(joining)) => self.join(*joining),
+                Some(Message::End) => self.is_ending = true,
             }
         }
     }
@@ -407,8 +407,8 @@ impl Pooled {
         let in_flight = share.in_flight().clone();
         let mut cx = Cx::new(Box::new(share));
         let channel = joining.disk.channel(&mut cx)?;
-        let bell = self.inbox.bell().clone();
-        let worker = Worker::new(cx, channel, bell, joining.recorder, joining.counters);
+        let waker = self.inbox.waker().clone();
+        let worker = Worker::new(cx, channel, waker, joining.recorder, joining.counters);
         self.serial += 1;
         let member = Member {
             worker,

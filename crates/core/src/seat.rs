@@ -1,6 +1,6 @@
 //! A pool's thread, as the owners of its workers see it.
 
-use crate::mailbox::{Letter, Outbox};
+use crate::mailbox::{Message, Outbox};
 use crate::thread::{Started, ThreadId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -36,7 +36,7 @@ impl PoolThread {
 
 impl Drop for PoolThread {
     fn drop(&mut self) {
-        self.outbox.post(Letter::End);
+        self.outbox.send_message(Message::End);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

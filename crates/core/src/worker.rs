@@ -10,7 +10,7 @@ use crate::counters::Counters;
 use crate::cx::Cx;
 use crate::disk::Channel;
 use crate::engine::{Completion, Engine, Wait};
-use crate::mailbox::{Bell, Command};
+use crate::mailbox::{Command, WorkerWaker};
 use crate::oldest::Oldest;
 use crate::polling::Awaited;
 use crate::request::{Owner, Request, RequestId};
@@ -39,7 +39,7 @@ pub(crate) struct Worker {
     channel: Box<dyn Channel>,
     slots: Vec<Option<Slot>>,
     generation: u32,
-    bell: Arc<Bell>,
+    waker: Arc<WorkerWaker>,
     /// Number of requests that were last answered together.
     pub(crate) answered: usize,
     /// Latency of one of them, in ticks.
@@ -63,7 +63,7 @@ impl Worker {
     pub(crate) fn new(
         cx: Cx,
         channel: Box<dyn Channel>,
-        bell: Arc<Bell>,
+        waker: Arc<WorkerWaker>,
         recorder: Recorder,
         counters: Arc<Counters>,
     ) -> Worker {
@@ -72,7 +72,7 @@ impl Worker {
             channel,
             slots: Vec::new(),
             generation: 0,
-            bell,
+            waker,
             answered: 0,
             latency: 0,
             peers: Awaited::Peer,
@@ -404,7 +404,7 @@ impl Worker {
                 wanted,
                 reply,
             } => {
-                if self.bell.hear(&wanted) {
+                if self.waker.took_command(&wanted) {
                     // The control thread waits for the reply, unless it has ended.
                     let _ = reply.send(self.attach(source));
                 }
@@ -434,7 +434,7 @@ impl Worker {
                 reply,
             } => {
                 // Applies even if the sender has given up: the peer uses the new eventfd.
-                self.bell.hear(&wanted);
+                self.waker.took_command(&wanted);
                 let slot = occupied(&mut self.slots, id.slot);
                 let engine = &mut *self.cx.engine;
                 let _ = reply.send(slot.set_eventfd(engine, id, which, fd));
@@ -443,7 +443,7 @@ impl Worker {
             Command::Note(changes) => self.changes = changes,
             Command::Look { wanted, reply } => {
                 // Applies even if the sender has given up: no other command may follow.
-                self.bell.hear(&wanted);
+                self.waker.took_command(&wanted);
                 self.look();
                 let _ = reply.send(());
             }

@@ -15,7 +15,7 @@ use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::initramfs;
 use crate::lines::LineStream;
-use crate::pulse::{self, Pulse};
+use crate::vcpu_watchdog::{self, VcpuWatchdog};
 
 const CHUNK: usize = 64 << 10;
 /// Maximum number of unread chunks. When the queue is full, the guest's writes block.
@@ -95,7 +95,7 @@ impl Guest {
         self.data().discard();
         let id = self.agent().ask(&script, timeout)?;
         let deadline = Instant::now() + timeout + agent::LATE;
-        let mut pulse = Pulse::of(self.pid());
+        let mut vcpu_watchdog = VcpuWatchdog::of(self.pid());
         let (mut received, mut answer) = (0, None);
         loop {
             if let Some(chunk) = self.receive_data()? {
@@ -115,7 +115,7 @@ impl Guest {
             if Instant::now() >= deadline {
                 return Err(self.agent().late(&script, timeout));
             }
-            if let Some(still) = pulse.feel() {
+            if let Some(still) = vcpu_watchdog.check() {
                 self.revive(still)?;
             }
         }
@@ -182,16 +182,16 @@ impl Guest {
     }
 
     /// Acts on vCPUs that have not run for `still`: wakes them with a key press, or fails after
-    /// [`pulse::LOST`].
+    /// [`vcpu_watchdog::DEAD_AFTER`].
     fn revive(&mut self, still: Duration) -> Result<()> {
-        if still >= pulse::LOST {
+        if still >= vcpu_watchdog::DEAD_AFTER {
             return Err(Error::Timeout {
                 what: "the guest's CPUs have stopped".into(),
                 after: still,
                 tail: self.console().tail(),
             });
         }
-        if still >= pulse::FAINT {
+        if still >= vcpu_watchdog::STALLED_AFTER {
             eprintln!("the guest's CPUs stand still: they get an interrupt");
             // A key that the guest ignores. It only causes an interrupt.
             let keys = json!({"keys": [{"type": "qcode", "data": "shift"}]});

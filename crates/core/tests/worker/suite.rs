@@ -5,7 +5,7 @@ mod holding;
 use crate::support::{Peer, TestSource};
 use crate::{spawn, spawn_on, until};
 use fathom_core::testing::{PollEngine, SIZE, TestDisk};
-use fathom_core::{Changes, Disk, Eventfd, Polling, Stage, Unheard, WorkerHandle};
+use fathom_core::{Changes, Disk, Eventfd, Polling, Stage, Unresponsive, WorkerHandle};
 use fathom_testing::PATIENCE;
 use fathom_trace::{Clock, RingFile, RingReader};
 use std::sync::Arc;
@@ -349,7 +349,7 @@ fn who_asks_a_worker_that_is_stuck_gets_an_answer() {
     until("it is stuck", || stuck.published() > 0);
     let ask = || {
         let start = Instant::now();
-        assert_eq!(worker.look(), Err(Unheard));
+        assert_eq!(worker.look(), Err(Unresponsive));
         start.elapsed()
     };
     let patience = ask();

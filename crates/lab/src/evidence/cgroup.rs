@@ -9,7 +9,7 @@ use fathom_run::evidence::Throttling;
 
 use super::threads::tasks;
 use crate::error::{Context, Error, Result};
-use crate::put_back::Changed;
+use crate::restore_settings::ChangedSetting;
 
 /// Maximum number of groups to watch. Processes are in few groups, but libvirt puts each vCPU into
 /// its own.
@@ -121,7 +121,7 @@ fn is_limited(folder: &Path) -> bool {
 ///
 /// # Errors
 /// When this process is in no such group, or lacks the permission.
-pub fn lift(name: &str) -> Result<Changed> {
+pub fn lift(name: &str) -> Result<ChangedSetting> {
     let groups = limited(std::iter::once(std::process::id()));
     let Some(group) = groups.into_iter().find(|group| group.name == name) else {
         let text = format!("this process is in no control group {name} with a CPU limit");
@@ -131,7 +131,7 @@ pub fn lift(name: &str) -> Result<Changed> {
     let (v2, v1) = (folder.join("cpu.max"), folder.join("cpu.cfs_quota_us"));
     let (file, none) = if v2.exists() { (v2, "max") } else { (v1, "-1") };
     let before = super::read(&file).context(|| format!("cannot read {}", file.display()))?;
-    Changed::new(&file, none, before.trim())
+    ChangedSetting::new(&file, none, before.trim())
 }
 
 /// Reads a group's counters. Returns `None` if the group no longer exists.

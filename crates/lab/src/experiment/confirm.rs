@@ -12,7 +12,7 @@ use fathom_run::{Cell, Expects, Planned, Trial};
 use super::{Experiment, Settings};
 use crate::error::Result;
 use crate::evidence;
-use crate::put_back::Changed;
+use crate::restore_settings::ChangedSetting;
 
 /// End of a trial's id, which begins with the cell's id.
 const SUFFIX: &str = "-confirm";
@@ -63,7 +63,7 @@ pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
 ///
 /// # Errors
 /// If the limit cannot be lifted.
-pub fn lift(trial: &Trial, cell: &Cell) -> Result<Option<Changed>> {
+pub fn lift(trial: &Trial, cell: &Cell) -> Result<Option<ChangedSetting>> {
     let group = cell
         .evidence
         .as_ref()

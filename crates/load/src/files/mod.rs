@@ -20,10 +20,10 @@ pub mod report;
 
 mod calls;
 mod contents;
-mod crew;
 mod model;
 mod tree;
 mod worker;
+mod worker_group;
 
 #[cfg(test)]
 mod tests;
@@ -36,10 +36,10 @@ use fathom_trace::Clock;
 use crate::control::Phase;
 use crate::error::Result;
 use crate::run::Progress;
-use crew::Crew;
 use report::Taken;
 use tree::Tree;
 use worker::Worker;
+use worker_group::WorkerGroup;
 
 pub use mail::{Kind, Weights};
 pub use options::{Options, Part};
@@ -70,11 +70,11 @@ fn measure(options: &Options, tree: &Tree, progress: &mut dyn FnMut(&Progress)) 
     let mut workers: Vec<Worker<'_>> = (0..options.threads)
         .map(|thread| Worker::new(options, tree, thread))
         .collect();
-    let mut crew = Crew::new(&options.stop, progress);
+    let mut worker_group = WorkerGroup::new(&options.stop, progress);
     let mut prepared = None;
     if options.part != Part::Load {
         let start = Instant::now();
-        crew.work(Phase::Ramp, None, &mut workers, Worker::prepare)?;
+        worker_group.work(Phase::Ramp, None, &mut workers, Worker::prepare)?;
         tree.sync()?;
         prepared = Some(start.elapsed());
     }
@@ -82,7 +82,7 @@ fn measure(options: &Options, tree: &Tree, progress: &mut dyn FnMut(&Progress)) 
     // If the run was stopped before all files existed, nothing can be measured.
     if options.part != Part::Files && !options.stop.load(Ordering::Relaxed) {
         let start = Instant::now();
-        crew.work(Phase::Measure, options.runtime, &mut workers, Worker::run)?;
+        worker_group.work(Phase::Measure, options.runtime, &mut workers, Worker::run)?;
         // Use the workers' own end times, because the supervisor may notice the end later.
         let load = { workers.iter() }.filter_map(Worker::ended).max();
         let load = load.map_or(Duration::ZERO, |end| end.saturating_duration_since(start));
@@ -91,7 +91,7 @@ fn measure(options: &Options, tree: &Tree, progress: &mut dyn FnMut(&Progress)) 
         taken.sync = start.elapsed();
         taken.run = load + taken.sync;
         if options.verify {
-            crew.work(Phase::Stop, None, &mut workers, Worker::verify)?;
+            worker_group.work(Phase::Stop, None, &mut workers, Worker::verify)?;
             Worker::verify_names(tree, &workers)?;
         }
     }

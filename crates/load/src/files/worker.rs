@@ -7,10 +7,10 @@ use fathom_trace::Clock;
 use fathom_trace::histogram::{Counts, FINE};
 
 use super::calls::{Calls, Moved};
-use super::crew::Watched;
 use super::model::Model;
 use super::options::{Options, SECTOR};
 use super::tree::{Tree, file_name};
+use super::worker_group::Watched;
 use crate::cpu;
 use crate::error::{Error, Result};
 use crate::verify::Verified;

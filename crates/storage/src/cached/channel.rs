@@ -1,8 +1,8 @@
 //! One worker's access to a base image: reads the cache's file once it has the stripes of a
 //! request.
 
-use super::bell::{Bell, overlap};
 use super::shared::{AGAIN, Shared};
+use super::stripe_notifier::{StripeNotifier, overlap};
 use super::view::View;
 use super::wire::Run;
 use fathom_core::{
@@ -38,7 +38,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 pub(super) struct CachedChannel {
     shared: Arc<Shared>,
-    bell: Arc<Bell>,
+    stripe_notifier: Arc<StripeNotifier>,
     /// Tag of wake-ups by the bell.
     tag: u16,
     /// Channel of the data file of `view`. `view` is older than the shared one only while requests
@@ -64,15 +64,15 @@ impl CachedChannel {
             what: "cannot start a worker's channel",
             source,
         };
-        let bell = shared.listen().map_err(failed)?;
+        let stripe_notifier = shared.listen().map_err(failed)?;
         let tag = cx.new_tag();
         cx.engine
-            .watch(bell.fd().as_raw_fd(), Token::channel(tag))
+            .watch(stripe_notifier.fd().as_raw_fd(), Token::channel(tag))
             .map_err(failed)?;
         let (epoch, view) = (shared.epoch(), shared.view());
         Ok(CachedChannel {
             file: view.disk.channel(cx)?,
-            bell,
+            stripe_notifier,
             tag,
             view,
             epoch,
@@ -162,7 +162,7 @@ impl CachedChannel {
         let asked = self.ask(cx, id, Asked::default());
         self.waiting.push(Waiting { id, since, asked });
         // The data may have arrived, and been notified, before the request was added.
-        self.bell.ring(None);
+        self.stripe_notifier.notify(None);
         self.look_later(cx);
     }
 
@@ -193,7 +193,7 @@ impl CachedChannel {
 
     /// Retries all waiting requests, and fails those that cannot be served.
     fn go_on(&mut self, cx: &mut Cx) {
-        let failed = self.bell.hear();
+        let failed = self.stripe_notifier.take_failed();
         if self.waiting.is_empty() {
             return;
         }

@@ -182,14 +182,14 @@ fn listen(shared: &Shared, keeper: &OwnedFd) {
             // If a message is not sent, the keeper's information only becomes older.
             shared.say(&ToKeeper::Used(runs));
         }
-        if is_there && !hear(shared, keeper) {
+        if is_there && !take_failed(shared, keeper) {
             return;
         }
     }
 }
 
 /// Receives and handles all available messages. Returns false if the connection has ended.
-fn hear(shared: &Shared, keeper: &OwnedFd) -> bool {
+fn take_failed(shared: &Shared, keeper: &OwnedFd) -> bool {
     let mut is_news = false;
     let goes_on = loop {
         match wire::receive::<FromKeeper>(keeper) {
@@ -203,7 +203,7 @@ fn hear(shared: &Shared, keeper: &OwnedFd) -> bool {
         }
     };
     if is_news {
-        shared.ring(None);
+        shared.notify(None);
     }
     goes_on
 }
@@ -214,7 +214,7 @@ fn take_in(shared: &Shared, message: FromKeeper) {
     match message {
         FromKeeper::Failed(run, problem) => {
             tracing::error!("{name}: reading at byte {} failed: {problem}", at(run.0));
-            shared.ring(Some(run));
+            shared.notify(Some(run));
         }
         FromKeeper::Away(problem) if shared.set_away(true) => {
             tracing::warn!(

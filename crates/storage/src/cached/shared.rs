@@ -1,6 +1,6 @@
 //! State shared by all users of one base image in this process.
 
-use super::bell::{Bell, overlap};
+use super::stripe_notifier::{StripeNotifier, overlap};
 use super::terms::Terms;
 use super::touched::Touched;
 use super::view::View;
@@ -30,7 +30,7 @@ pub(super) struct Shared {
     is_away: AtomicBool,
     now: Mutex<Now>,
     /// Notifies the link's thread that the last user of the image has gone.
-    pub(super) end: Bell,
+    pub(super) end: StripeNotifier,
     has_ended: AtomicBool,
     /// Time when the keeper last sent a message, or a connection began, in milliseconds after
     /// `beginning`.
@@ -43,7 +43,7 @@ pub(super) struct Shared {
 struct Now {
     view: Arc<View>,
     keeper: Option<Arc<OwnedFd>>,
-    bells: Vec<Weak<Bell>>,
+    notifiers: Vec<Weak<StripeNotifier>>,
 }
 
 /// What the keeper has provided on a new connection.
@@ -73,9 +73,9 @@ impl Shared {
             now: Mutex::new(Now {
                 view: shown.view,
                 keeper: Some(shown.keeper),
-                bells: Vec::new(),
+                notifiers: Vec::new(),
             }),
-            end: Bell::new()?,
+            end: StripeNotifier::new()?,
             has_ended: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             connection: AtomicU64::new(0),
@@ -86,7 +86,7 @@ impl Shared {
     /// Ends the link's thread; called when the last user of the image has gone.
     pub(super) fn finish(&self) {
         self.has_ended.store(true, Ordering::SeqCst);
-        self.end.ring(None);
+        self.end.notify(None);
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -130,29 +130,32 @@ impl Shared {
     pub(super) fn set_away(&self, is_away: bool) -> bool {
         let was = self.is_away.swap(is_away, Ordering::Relaxed);
         if was != is_away {
-            self.ring(None);
+            self.notify(None);
         }
         was != is_away
     }
 
     /// Returns a new bell that is notified as long as its owner keeps it.
-    pub(super) fn listen(&self) -> io::Result<Arc<Bell>> {
-        let bell = Arc::new(Bell::new()?);
+    pub(super) fn listen(&self) -> io::Result<Arc<StripeNotifier>> {
+        let stripe_notifier = Arc::new(StripeNotifier::new()?);
         let mut now = self.now.lock();
-        now.bells.retain(|bell| bell.strong_count() > 0);
-        now.bells.push(Arc::downgrade(&bell));
-        Ok(bell)
+        now.notifiers
+            .retain(|stripe_notifier| stripe_notifier.strong_count() > 0);
+        now.notifiers.push(Arc::downgrade(&stripe_notifier));
+        Ok(stripe_notifier)
     }
 
-    pub(super) fn ring(&self, failed: Option<Run>) {
-        let bells: Vec<_> = self
+    pub(super) fn notify(&self, failed: Option<Run>) {
+        let notifiers: Vec<_> = self
             .now
             .lock()
-            .bells
+            .notifiers
             .iter()
             .filter_map(Weak::upgrade)
             .collect();
-        bells.iter().for_each(|bell| bell.ring(failed));
+        notifiers
+            .iter()
+            .for_each(|stripe_notifier| stripe_notifier.notify(failed));
     }
 
     /// Records that the keeper has gone.
@@ -174,7 +177,7 @@ impl Shared {
         self.connection.fetch_add(1, Ordering::Relaxed);
         self.is_away.store(false, Ordering::Relaxed);
         // All waiting requests ask the new keeper again.
-        self.ring(None);
+        self.notify(None);
     }
 
     /// Sends a message to the keeper. Returns false if it must be sent again later.
@@ -214,7 +217,7 @@ impl Shared {
         run: Run,
         mut read: impl FnMut(&View) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut waiting: Option<(Arc<Bell>, Instant)> = None;
+        let mut waiting: Option<(Arc<StripeNotifier>, Instant)> = None;
         loop {
             let view = self.view();
             if let Some(seen) = view.live.look(run) {
@@ -224,17 +227,20 @@ impl Shared {
                     return Ok(());
                 }
             }
-            let (bell, since) = match &waiting {
+            let (stripe_notifier, since) = match &waiting {
                 Some(waiting) => waiting,
                 None => waiting.insert((self.listen()?, Instant::now())),
             };
-            let has_failed = bell.hear().into_iter().any(|failed| overlap(failed, run));
+            let has_failed = stripe_notifier
+                .take_failed()
+                .into_iter()
+                .any(|failed| overlap(failed, run));
             let waited = since.elapsed();
             if has_failed || (self.is_hopeless(waited) && waited > self.patience) {
                 return Err(io::Error::other("the data cannot be fetched; see the log"));
             }
             self.want(&view, run);
-            bell.wait(AGAIN);
+            stripe_notifier.wait(AGAIN);
         }
     }
 }

@@ -84,8 +84,9 @@ impl NbdChannel {
             shared,
         };
         // If this constructor fails, the caller must give up the seat.
-        let rung = Token::channel(Event::Rung.tag());
-        cx.engine.watch(channel.seat.notifier.as_raw_fd(), rung)?;
+        let notified = Token::channel(Event::Notified.tag());
+        cx.engine
+            .watch(channel.seat.notifier.as_raw_fd(), notified)?;
         if let Some(given) = given {
             channel.adopt(cx, given)?;
         }
@@ -256,7 +257,7 @@ impl NbdChannel {
         }
     }
 
-    fn rung(&mut self, cx: &mut Cx) {
+    fn notified(&mut self, cx: &mut Cx) {
         if self.shared.is_halted() {
             self.patience = 0;
             if self.phase == Phase::Down {
@@ -341,7 +342,7 @@ impl Channel for NbdChannel {
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         debug_assert_eq!(id, RequestId::NOBODY);
         match Event::of(tag) {
-            Event::Rung => self.rung(cx),
+            Event::Notified => self.notified(cx),
             event if self.phase == Phase::Closing => {
                 let (Event::Received(index) | Event::Sent(index)) = event else {
                     return;

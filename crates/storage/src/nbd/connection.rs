@@ -14,8 +14,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Tag of [`Event::Rung`], far from those of the connections; layers have greater ones.
-const RUNG: u16 = 1000;
+/// Tag of [`Event::Notified`], far from those of the connections; layers have greater ones.
+const NOTIFIED: u16 = 1000;
 
 /// Events that complete with [`RequestId::NOBODY`](fathom_core::RequestId::NOBODY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(super) enum Event {
     Received(usize),
     Sent(usize),
     /// The channel's bell was rung.
-    Rung,
+    Notified,
 }
 
 impl Event {
@@ -32,13 +32,13 @@ impl Event {
         match self {
             Event::Received(index) => 2 * index as u16,
             Event::Sent(index) => 2 * index as u16 + 1,
-            Event::Rung => RUNG,
+            Event::Notified => NOTIFIED,
         }
     }
 
     pub(super) fn of(tag: u16) -> Event {
         match tag {
-            RUNG => Event::Rung,
+            NOTIFIED => Event::Notified,
             tag if tag.is_multiple_of(2) => Event::Received(usize::from(tag / 2)),
             tag => Event::Sent(usize::from(tag / 2)),
         }

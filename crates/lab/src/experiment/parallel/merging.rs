@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
-use crate::put_back::Changed;
+use crate::restore_settings::ChangedSetting;
 
 const FOLDER: &str = "/sys/kernel/mm/ksm";
 /// Minimum number of passes over all memory. The first may have begun anywhere, and the kernel
@@ -42,8 +42,8 @@ fn merge_in(folder: &Path, patience: Duration) -> Result<()> {
                    pages";
         return Err(refuse(why));
     }
-    let change = |(name, value): (&str, &str)| -> Result<Changed> {
-        Changed::new(&folder.join(name), value, &read(folder, name)?)
+    let change = |(name, value): (&str, &str)| -> Result<ChangedSetting> {
+        ChangedSetting::new(&folder.join(name), value, &read(folder, name)?)
     };
     let fast = FAST.into_iter();
     let fast = fast.filter(|(name, _)| folder.join(name).exists());

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use super::parameters::Scheduler;
 use crate::error::{Context, Error, Result};
-use crate::put_back::Changed;
+use crate::restore_settings::ChangedSetting;
 
 /// Keeps a device's scheduler changed until drop.
 #[derive(Debug)]
 pub(super) struct Set {
-    _changed: Changed,
+    _changed: ChangedSetting,
 }
 
 /// Returns the file of a device's scheduler. `device` is a name in /sys/block.
@@ -50,7 +50,7 @@ impl Set {
         let text = fs::read_to_string(file).context(what)?;
         let before = text.split(['[', ']']).nth(1).unwrap_or("none");
         Ok(Set {
-            _changed: Changed::new(file, scheduler.name(), before)?,
+            _changed: ChangedSetting::new(file, scheduler.name(), before)?,
         })
     }
 }

@@ -16,7 +16,12 @@ use tokio::time::timeout;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Fetches a stripe from the remote and writes it to the data file at `at`.
-pub async fn land(remote: &Remote, data: Arc<File>, stripe: u32, at: u64) -> Result<(), Problem> {
+pub async fn fetch_stripe(
+    remote: &Remote,
+    data: Arc<File>,
+    stripe: u32,
+    at: u64,
+) -> Result<(), Problem> {
     let bytes = timeout(PATIENCE, remote.fetch(stripe)).await;
     let bytes =
         bytes.unwrap_or_else(|_| Err(Problem::Away("its server does not respond".into())))?;

@@ -38,15 +38,15 @@ impl Watched<'_> {
 }
 
 /// The supervising thread.
-pub struct Crew<'a> {
+pub struct WorkerGroup<'a> {
     stop: &'a AtomicBool,
     progress: &'a mut dyn FnMut(&Progress),
 }
 
-impl<'a> Crew<'a> {
+impl<'a> WorkerGroup<'a> {
     /// Creates a supervisor. `stop` ends ramp and measurement early.
-    pub fn new(stop: &'a AtomicBool, progress: &'a mut dyn FnMut(&Progress)) -> Crew<'a> {
-        Crew { stop, progress }
+    pub fn new(stop: &'a AtomicBool, progress: &'a mut dyn FnMut(&Progress)) -> WorkerGroup<'a> {
+        WorkerGroup { stop, progress }
     }
 
     /// Runs `work` on each of the workers, each in its own thread, for at most `time`. `phase` is

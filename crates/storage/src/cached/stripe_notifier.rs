@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The notification channel of one listener.
-pub(super) struct Bell {
+pub(super) struct StripeNotifier {
     event: EventNotifier,
     /// Whether a notification was sent that the listener has not processed.
-    is_rung: AtomicBool,
+    is_notified: AtomicBool,
     failed: Mutex<Vec<Run>>,
 }
 
@@ -21,11 +21,11 @@ pub(super) struct Bell {
 /// again.
 const MOST: usize = 1024;
 
-impl Bell {
-    pub(super) fn new() -> io::Result<Bell> {
-        Ok(Bell {
+impl StripeNotifier {
+    pub(super) fn new() -> io::Result<StripeNotifier> {
+        Ok(StripeNotifier {
             event: EventNotifier::new()?,
-            is_rung: AtomicBool::new(false),
+            is_notified: AtomicBool::new(false),
             failed: Mutex::default(),
         })
     }
@@ -36,22 +36,22 @@ impl Bell {
     }
 
     /// Notifies the listener of a change. `failed` is a run of stripes that cannot be fetched.
-    pub(super) fn ring(&self, failed: Option<Run>) {
+    pub(super) fn notify(&self, failed: Option<Run>) {
         if let Some(run) = failed {
             let mut all = self.failed.lock();
             if all.len() < MOST {
                 all.push(run);
             }
         }
-        if !self.is_rung.swap(true, Ordering::SeqCst) {
+        if !self.is_notified.swap(true, Ordering::SeqCst) {
             self.event.notify();
         }
     }
 
     /// Returns the runs that have failed since the last call, and re-arms the notification. The
     /// listener then examines all of its state.
-    pub(super) fn hear(&self) -> Vec<Run> {
-        self.is_rung.store(false, Ordering::SeqCst);
+    pub(super) fn take_failed(&self) -> Vec<Run> {
+        self.is_notified.store(false, Ordering::SeqCst);
         let mut failed = self.failed.lock();
         std::mem::take(&mut *failed)
     }

@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 
 /// Time without vCPU activity after which the guest gets an interrupt. Even an idle kernel runs
 /// every few seconds.
-pub(crate) const FAINT: Duration = Duration::from_secs(5);
+pub(crate) const STALLED_AFTER: Duration = Duration::from_secs(5);
 /// Time without vCPU activity after which the guest is given up.
-pub(crate) const LOST: Duration = Duration::from_secs(60);
+pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Watches the vCPUs of one QEMU process.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct VcpuWatchdog {
     tasks: PathBuf,
     ran: Option<u64>,
     beat: Instant,
     looked: Instant,
 }
 
-impl Pulse {
-    pub fn of(qemu: u32) -> Pulse {
+impl VcpuWatchdog {
+    pub fn of(qemu: u32) -> VcpuWatchdog {
         let tasks = Path::new("/proc").join(qemu.to_string()).join("task");
         let now = Instant::now();
-        Pulse {
+        VcpuWatchdog {
             ran: cpus_ran(&tasks),
             tasks,
             beat: now,
@@ -35,11 +35,11 @@ impl Pulse {
     }
 
     /// Returns how long no vCPU has run. Samples at most once a second; returns `None` in between.
-    pub fn feel(&mut self) -> Option<Duration> {
+    pub fn check(&mut self) -> Option<Duration> {
         if self.looked.elapsed() < LOOK {
             return None;
         }
-        let was_away = self.looked.elapsed() > FAINT;
+        let was_away = self.looked.elapsed() > STALLED_AFTER;
         self.looked = Instant::now();
         let ran = cpus_ran(&self.tasks);
         // After a pause in sampling, nothing is known about the time between.
@@ -81,29 +81,29 @@ mod tests {
     }
 
     #[test]
-    fn a_pulse_is_missed_when_no_cpu_runs() {
+    fn vcpu_that_does_not_run_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         let tasks = dir.path().to_owned();
         assert_eq!(cpus_ran(&tasks), None);
         set(&tasks, &[5, 6]);
         assert_eq!(cpus_ran(&tasks), Some(11));
         let before = Instant::now().checked_sub(2 * LOOK).unwrap();
-        let mut pulse = Pulse {
+        let mut vcpu_watchdog = VcpuWatchdog {
             ran: Some(11),
             beat: before,
             looked: before,
             tasks: tasks.clone(),
         };
-        assert!(pulse.feel() >= Some(2 * LOOK));
-        assert_eq!(pulse.feel(), None, "it has just looked");
+        assert!(vcpu_watchdog.check() >= Some(2 * LOOK));
+        assert_eq!(vcpu_watchdog.check(), None, "it has just looked");
         // One running CPU of several is enough.
         set(&tasks, &[5, 7]);
-        pulse.looked = before;
-        assert_eq!(pulse.feel(), Some(Duration::ZERO));
+        vcpu_watchdog.looked = before;
+        assert_eq!(vcpu_watchdog.check(), Some(Duration::ZERO));
         // The activity of a process that has ended, or without schedstat, is unknown.
-        pulse = Pulse::of(0);
-        (pulse.beat, pulse.looked) = (before, before);
-        assert_eq!(pulse.feel(), Some(Duration::ZERO));
+        vcpu_watchdog = VcpuWatchdog::of(0);
+        (vcpu_watchdog.beat, vcpu_watchdog.looked) = (before, before);
+        assert_eq!(vcpu_watchdog.check(), Some(Duration::ZERO));
     }
 
     #[test]

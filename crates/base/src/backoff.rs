@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-pub struct Away {
+pub struct Backoff {
     pub text: String,
     pause: Duration,
     until: Instant,
@@ -12,9 +12,9 @@ pub struct Away {
 
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-impl Away {
-    pub fn new(text: String) -> Away {
-        Away {
+impl Backoff {
+    pub fn new(text: String) -> Backoff {
+        Backoff {
             text,
             pause: PAUSE.0,
             until: Instant::now() + PAUSE.0,

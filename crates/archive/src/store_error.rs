@@ -15,7 +15,7 @@ pub(crate) enum Kind {
 }
 
 /// Converts an error that the store reported for `what`.
-pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
+pub(crate) fn store_error(kind: Kind, what: &str, error: StoreError) -> Error {
     let what = what.to_owned();
     let text = error.to_string();
     if text.contains("<Code>NoSuchBucket</Code>") {

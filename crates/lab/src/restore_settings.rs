@@ -15,18 +15,18 @@ fn changed() -> MutexGuard<'static, Vec<(PathBuf, String)>> {
 
 /// A file that holds another value until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Changed {
+pub(crate) struct ChangedSetting {
     file: PathBuf,
 }
 
-impl Changed {
+impl ChangedSetting {
     /// Writes `value` to the file. `before` is restored on drop.
     ///
     /// # Errors
     /// When the value cannot be written, for example without permission.
-    pub fn new(file: &Path, value: &str, before: &str) -> Result<Changed> {
+    pub fn new(file: &Path, value: &str, before: &str) -> Result<ChangedSetting> {
         changed().push((file.to_owned(), before.to_owned()));
-        let changed = Changed {
+        let changed = ChangedSetting {
             file: file.to_owned(),
         };
         fs::write(file, value).context(|| format!("cannot set {}", file.display()))?;
@@ -34,7 +34,7 @@ impl Changed {
     }
 }
 
-impl Drop for Changed {
+impl Drop for ChangedSetting {
     fn drop(&mut self) {
         let mut changed = changed();
         if let Some(at) = changed.iter().rposition(|(file, _)| *file == self.file) {
@@ -44,7 +44,7 @@ impl Drop for Changed {
 }
 
 /// Restores all settings, for a signal handler that ends the process.
-pub fn put_all_back() {
+pub fn restore_all_settings() {
     changed().drain(..).rev().for_each(|one| restore(&one));
 }
 
@@ -62,10 +62,10 @@ mod tests {
         let file = dir.path().join("cpu.max");
         fs::write(&file, "5000 100000").unwrap();
         let text = || fs::read_to_string(&file).unwrap();
-        let changed = Changed::new(&file, "max", "5000 100000").unwrap();
+        let changed = ChangedSetting::new(&file, "max", "5000 100000").unwrap();
         assert_eq!(text(), "max");
         drop(changed);
         assert_eq!(text(), "5000 100000");
-        assert!(Changed::new(Path::new("/none/x"), "1", "0").is_err());
+        assert!(ChangedSetting::new(Path::new("/none/x"), "1", "0").is_err());
     }
 }
