@@ -29,7 +29,7 @@ const LINGER: Duration = Duration::from_secs(10);
 /// Interval at which new stripes are made durable; `LOOK` is that of examining other caches.
 const SYNC: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_secs(10);
-/// Time without any fetched stripe after which waiting users are told that the remote is away.
+/// Time without any fetched stripe after which waiting users get the message that the remote does not respond.
 const SLOW: Duration = Duration::from_secs(5);
 /// Maximum number of bytes in flight.
 const FLYING: u64 = 16 << 20;
@@ -328,8 +328,8 @@ impl Keeper {
         self.remote = Link::Opening;
         let (terms, events) = (self.terms.clone(), self.events.clone());
         spawn_local(async move {
-            // This task has no timeout, because only one attempt may run at a time. Users that wait
-            // are told that the server does not respond.
+            // This task has no timeout, because only one attempt may run at a time. Waiting users
+            // get the message that the server does not respond.
             let opened = Remote::open(&terms).await;
             let _ = events.send(Event::Opened(opened.map(Rc::new))).await;
         });

@@ -196,7 +196,7 @@ mod tests {
                 iov_base: buffer.as_mut_ptr().cast(),
                 iov_len: buffer.len(),
             };
-            // SAFETY: the buffer is there.
+            // SAFETY: the buffer lives as long as the test.
             unsafe { narrow(&[segment], 100, 1000) };
             extents(&buffer).collect::<Vec<_>>()
         };
@@ -219,7 +219,7 @@ mod tests {
             iov_base: one.as_mut_ptr().cast(),
             iov_len: one.len(),
         };
-        // SAFETY: the buffer is there.
+        // SAFETY: the buffer lives as long as the test.
         let mut out = unsafe { Extents::of(&[segment], 100) };
         for (status, len) in [(hole, 10), (data, 10), (hole, 80)] {
             out.push(status, len);

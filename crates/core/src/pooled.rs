@@ -102,7 +102,7 @@ impl Pooled {
         })
     }
 
-    /// Serves members until the thread is told to end and the last member has gone.
+    /// Serves members until the thread has been ordered to end and the last member has left.
     pub(crate) fn run(mut self) {
         while !self.is_ending || self.members.iter().any(Option::is_some) {
             match self.turn() {

@@ -1,5 +1,5 @@
 //! For tests of this crate and of its dependents: a minimal engine, and a disk that holds its
-//! requests until it is told to answer them.
+//! requests until the test orders it to complete them.
 
 mod disk;
 mod engine;

@@ -126,7 +126,7 @@ fn a_client_that_does_not_read_is_not_listened_to() {
             let sent = flood(&mut deaf, command, len);
             works(&mut other);
             if command == command::FLUSH {
-                // It may go on as soon as it reads.
+                // The client is served again as soon as it reads.
                 (0..sent).for_each(|_| assert_eq!(deaf.reply().1.error, 0));
                 works(&mut deaf);
                 let sent = flood(&mut deaf, command, len);

@@ -204,7 +204,7 @@ impl Link {
         poll(&mut fds, within.as_ref()) == Ok(1)
     }
 
-    /// Receives a message. None: no whole message is there, and `wait` is false. The end of the other
+    /// Receives a message. None: no whole message has arrived, and `wait` is false. The end of the other
     /// side is an error, as is anything that is not a message.
     pub fn receive<T: DeserializeOwned>(&self, wait: bool) -> io::Result<Received<T>> {
         let received = self.receive_bytes(wait)?;

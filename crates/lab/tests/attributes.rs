@@ -40,7 +40,7 @@ fn a_container_is_limited_and_seen_and_has_a_neighbour() {
     assert_eq!(value(cell, "processes.seen"), 100.0);
     assert_eq!(value(cell, "events.own"), 0.0);
     assert!(value(cell, "memory") > 4096.0 && value(cell, "start-up") > 0.0);
-    // Percentiles are told of a thousand reads, which a machine with much to do may not get.
+    // Percentiles need a thousand reads, which a busy machine may not complete.
     let is_told = |name: &str| cell.measure(name).is_some();
     for who in ["disk", "disk-limited", "cpu", "cpu-limited"] {
         let base = if who.starts_with("cpu") {

@@ -177,7 +177,7 @@ fn a_process_that_sleeps_is_not_suspected() {
     assert!(!["sh", "sleep"].contains(&subject), "{verdict:#?}");
 }
 
-/// Runs until it is told, and returns the seconds of CPU that the kernel gave it.
+/// Runs until the flag is set, and returns the seconds of CPU that the kernel gave it.
 fn spin(until: &AtomicBool) -> f64 {
     while !until.load(Ordering::Relaxed) {
         std::hint::spin_loop();

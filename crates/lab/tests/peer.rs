@@ -20,7 +20,7 @@ fn cells(dir: &Path) -> Vec<Cell> {
     plan.load_cells(dir).unwrap()
 }
 
-/// Two cells, the second of which is run by a run that goes on with an interrupted one.
+/// Two cells, the second of which is run when an interrupted run is continued.
 #[test]
 fn guests_read_disks_of_qemus_and_an_interrupted_run_goes_on() {
     let parent = tempfile::tempdir().unwrap();

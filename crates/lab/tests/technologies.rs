@@ -1,4 +1,4 @@
-//! The experiment `technologies`, small: the same work everywhere, and what limits it is told.
+//! The experiment `technologies`, small: the same work everywhere, and the limiter is named.
 
 mod support;
 

@@ -23,7 +23,7 @@ pub struct Info {
     pub pid: u32,
     /// Name of the disk.
     pub name: String,
-    /// Who owns that name; the command line copies it here from the API's reply.
+    /// The owner of the name; the command line copies it here from the API's reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(ignore)]
     pub owner: Option<Owner>,

@@ -59,8 +59,8 @@ fn shake_hands(stream: &mut UnixStream, size: u64) -> Result<()> {
     }
 }
 
-/// Reads get what is there, and everything else gets the answer that it was
-/// done. An error: the client has left, or asked for what is not there.
+/// Reads return the data, and every other command gets a reply without an error. Fails if the client
+/// has left or has sent an invalid request.
 fn serve(stream: &mut UnixStream, disk: &[u8]) -> Result<()> {
     let mut requests = vec![0; AT_ONCE * REQUEST];
     let mut headers = vec![[0; ReplyHeader::SIMPLE_LEN]; AT_ONCE];

@@ -22,7 +22,7 @@ pub type Responder = Box<dyn FnOnce(Answer) + Send>;
 /// Defines [`Reply`], and converts it from and into each of its contents.
 macro_rules! replies {
     ($($kind:ident($content:ty),)*) => {
-        /// The content of a reply. In JSON it is the content alone: whoever has asked knows the kind.
+        /// The content of a reply. In JSON it is the content alone: the requester knows the kind.
         #[derive(Debug, Serialize)]
         #[serde(untagged)]
         pub enum Reply {

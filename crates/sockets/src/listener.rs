@@ -28,7 +28,7 @@ const DEFAULT_MODE: u32 = 0o660;
 /// Permissions with a group and without a mode, whatever the umask.
 const GROUP_MODE: u32 = 0o660;
 
-/// Who may connect to a socket in the file system.
+/// Restricts which users may connect to a socket in the file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// Permissions, whatever the umask.

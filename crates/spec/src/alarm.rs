@@ -15,8 +15,8 @@ pub struct Alarm {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// So many thousandths of the requests of an operation took no longer, in the last [`WINDOW`]; None:
-    /// of any operation.
+    /// A percentile, in thousandths, of the durations of an operation's requests in the last
+    /// [`WINDOW`]. None: of all operations.
     Percentile(u16, Option<Op>),
     /// No request is in flight for longer.
     Oldest,

@@ -101,7 +101,7 @@ fn a_guest_hears_of_another_size_and_uses_it() {
     }
     for name in all.names.clone() {
         let device = all.guest.device(name).unwrap();
-        // The new part is there and reads as zeroes; data that is written there stays.
+        // The new part reads as zeroes, and keeps data that is written to it.
         let use_it = format!(
             "[ $(dd if={device} bs=1M skip=64 count=32 2>/dev/null | tr -d '\\000' | wc -c) = 0 ] &&
              yes {name} | head -c 8388608 >/tmp/new &&

@@ -378,7 +378,7 @@ impl Tight {
     }
 
     /// Fills the file system. The guest's write fails, older data is still read, and writes work
-    /// again when there is space, whoever frees it.
+    /// again when there is space, even if another program has freed it.
     fn fill_up(&mut self, guest: &mut Guest) {
         let device = guest.device(self.name).unwrap();
         // Every MiB has other bytes than those before it.

@@ -396,7 +396,7 @@ fn it_says_how_far_it_is() {
     assert_eq!(progress.last().unwrap()["done"], progress[0]["total"]);
 }
 
-/// Sectors that a server cannot read become zeroes, and the user is told which.
+/// Sectors that a server cannot read become zeroes, and the output names them.
 #[test]
 fn what_cannot_be_read_is_salvaged() {
     let place = Place::new();

@@ -163,7 +163,7 @@ impl TestChannel {
             match request.op {
                 // SAFETY: the queue guarantees that its segments are valid.
                 Op::Read => unsafe { guest.copy_from_nonoverlapping(image.as_ptr(), len) },
-                // SAFETY: likewise.
+                // SAFETY: as above.
                 Op::Write => unsafe { guest.copy_to_nonoverlapping(image.as_mut_ptr(), len) },
                 _ => {}
             }

@@ -1,7 +1,7 @@
 //! Messages between a server and its successor: JSON, with open files, on a Unix stream socket.
 //!
 //! A message is a head (what it is, and how much there is), then the files, some with each byte,
-//! then the text. It is there whole or not at all.
+//! then the text. A message arrives as a whole or not at all.
 
 use fathom_sockets::Descriptors;
 use fathom_units::cause;

@@ -22,7 +22,7 @@ pub struct Moving {
     disk: Arc<dyn Disk>,
     workers: Arc<[WorkerHandle]>,
     state: Mutex<State>,
-    /// Held while the workers are told to record changes. Workers never lock it.
+    /// Held while the order to record changes is sent to the workers. Workers never lock it.
     telling: Mutex<()>,
 }
 

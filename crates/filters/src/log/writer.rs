@@ -145,7 +145,7 @@ impl Drop for Writer {
     }
 }
 
-/// Waits until the other writer ends, or until this one is told to end.
+/// Waits until the other writer ends, or until this one is ordered to end.
 fn wait_for_end(other: &OwnedFd, gives_up: &AtomicBool) {
     let pause = Timespec::try_from(POLL).ok();
     // A failed poll is repeated.

@@ -149,7 +149,7 @@ impl ImageChannel {
                 None => return Err(libc::ENOTSUP),
             },
             Op::Write => match current.lookup.write(active, guest, len) {
-                // Such a write needs a flush of metadata, too. The order matters: whoever links a
+                // Such a write needs a flush of metadata, too. The order matters: code that links a
                 // cluster marks the image dirty before the look-up can find its entry, so the state
                 // is read after the look-up.
                 _ if request.fua && !is_durable(top) => Found::Else,

@@ -127,7 +127,7 @@ impl ImageDisk {
     }
 }
 
-/// Returns whether both paths are the same name in the same directory, whatever file is there.
+/// Returns whether both paths are the same name in the same directory, whichever file has that name.
 fn is_same_place(one: &Path, other: &Path) -> bool {
     let directory = |path: &Path| {
         let parent = path.parent().filter(|parent| *parent != Path::new(""));

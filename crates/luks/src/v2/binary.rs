@@ -108,7 +108,7 @@ impl Binary {
     }
 }
 
-/// Reads the copy at `at`. Returns `None` if no copy with a correct checksum is there.
+/// Reads the copy at `at`. Returns `None` if no copy has a correct checksum.
 pub fn read(bytes: &dyn Bytes, copy: Copy, at: u64) -> Result<Option<Valid>> {
     let len = bytes.len()?;
     if len.saturating_sub(at) < LEN as u64 {

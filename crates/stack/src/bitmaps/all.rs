@@ -95,7 +95,7 @@ impl Bitmaps {
 
     /// Publishes the bitmaps that workers mark.
     ///
-    /// A worker takes them over before it submits its next request, or when it is told to look. It
+    /// A worker takes them over before it submits its next request, or when it is asked to look. It
     /// then marks its requests in flight in them.
     fn tell_workers(&self, state: &State) {
         let all = state.all().cloned().collect();

@@ -200,7 +200,7 @@ impl Case {
             kind = chunk::ERROR;
             body.extend([0, 0, 0, 5, 0, 2, b'n', b'o']);
         } else if ask.command == command::READ {
-            // Sends the front or the back of what is left.
+            // Sends the front or the back of the remaining bytes.
             let left = asked.left.clone();
             let part = 1 + input.number(left.len().max(1)) as u32;
             let range = match input.byte() & 1 {

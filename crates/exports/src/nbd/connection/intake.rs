@@ -530,7 +530,7 @@ fn fill(request: &mut Request, kind: Kind) {
 }
 
 /// Returns how many bytes, at most `longest`, a request at `at` covers if it ends at a page
-/// boundary. Thus a split command touches parts of blocks only at its own ends.
+/// boundary. Thus a split command has partial blocks only at its two ends.
 #[inline]
 fn up_to_a_block(at: u64, longest: u64) -> u64 {
     longest - at % min(longest, PAGE as u64)

@@ -65,7 +65,7 @@ pub enum Outcome {
 pub struct Agreement {
     pub in_use: InUse,
     pub agreed: Agreed,
-    /// Set if the client is told which blocks change.
+    /// Set if the server reports to the client which blocks change.
     pub mover: Option<Mover>,
     /// The export as it was described to the client.
     pub view: super::connection::ExportView,

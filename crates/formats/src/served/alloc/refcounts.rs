@@ -511,7 +511,7 @@ impl Tables {
         self.load_refcounts(io, number).await?;
         // The predecessor has made one block after the other, and a longer table for the first
         // block without an entry. The part of the file that this block counts may hold nothing
-        // known, but the table is there.
+        // known, but the table exists.
         while let Some(first) = self.refcounts(|r| r.without_room(number))? {
             self.make_refcounts(&mut self.state(), first)?;
         }
