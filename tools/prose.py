@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Checks the language of documentation: tools/prose.py [FILE ...]
+"""Checks the language of documentation and of comments: tools/prose.py [FILE ...]
 
-Without files it checks README.md, CONTRIBUTING.md, ARCHITECTURE.md, all pages of docs, and the descriptions in docs/openapi.json. A
-file is Markdown, or by the end of its name
+Without files it checks README.md, CONTRIBUTING.md, ARCHITECTURE.md, all pages of docs, the descriptions in docs/openapi.json, and the
+comments of all Rust files. A file is Markdown, or by the end of its name
 
 .txt   plain text
 .json  a description of an API: its summaries and descriptions are checked
 .tsv   lines of a name, a tab, and a text, such as an option and its help
+.rs    a Rust file: its comments are checked
 
 Code blocks and code within a line are not checked, except for the length of lines in Markdown and plain text.
 
@@ -189,8 +190,44 @@ def texts(file):
         yield from (line.split("\t", 1) for line in text.splitlines())
 
 
+# Comments of Rust; strings and characters, so that "//" in them is no comment.
+RUST = re.compile(
+    r"""(?P<comment>//[^\n]*)|b?r(?P<hashes>\#*)"(?:.|\n)*?"(?P=hashes)|b?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\\n])'""", re.DOTALL
+)
+COMMENT = re.compile(r"(//[/!]?) ?(.*)")
+
+
+def comments(text):
+    """Yields the comments of Rust, each with the number of its first line. Lines of one kind below each other are one comment."""
+    found, last = [], None
+    for match in RUST.finditer(text):
+        if not match["comment"]:
+            continue
+        number = text.count("\n", 0, match.start()) + 1
+        # A comment after code stands alone.
+        is_whole = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip()
+        kind, words = COMMENT.match(match["comment"]).groups()
+        if is_whole and last == (number - 1, kind):
+            found[-1][1].append(words)
+        else:
+            found.append((number, [words]))
+        last = (number, kind) if is_whole else None
+    for number, lines in found:
+        yield number, "\n".join(lines)
+
+
 def problems_of(file):
     """Yields where something is wrong in a file, and what."""
+    if file.suffix == ".rs":
+        text = file.read_text(encoding="utf-8")
+        for begin, comment in comments(text):
+            for number, what in problems(comment, True):
+                if "columns" not in what:
+                    yield begin + number - 1, what
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.lstrip().startswith("//") and len(line) > MAX_COLUMNS and " " in line.strip()[3:]:
+                yield number, f"more than {MAX_COLUMNS} columns"
+        return
     if file.suffix in (".json", ".tsv"):
         for name, text in texts(file):
             for paragraph in text.split("\n\n"):
@@ -204,7 +241,8 @@ def problems_of(file):
 
 def pages():
     found = [*PAGES, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md"))), "docs/openapi.json"]
-    return [ROOT / page for page in found if page not in EXCLUDED]
+    rust = (path for folder in ("crates", "tests", "fuzz") for path in sorted((ROOT / folder).rglob("*.rs")))
+    return [*(ROOT / page for page in found if page not in EXCLUDED), *(path for path in rust if "target" not in path.parts)]
 
 
 def main():
