@@ -15,7 +15,7 @@ use crate::{Ended, run_command, try_command};
 /// Timeout of Ceph's commands, which wait for the cluster.
 const COMMAND: Duration = Duration::from_secs(60);
 
-/// A running cluster. Its daemons end with the thread that has started them.
+/// A running cluster. The daemons of the cluster end with the thread that has started them.
 #[derive(Debug)]
 pub struct Cluster {
     // Fields are dropped in order, so the daemons end before their directory is removed.
@@ -28,7 +28,7 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster whose OSDs have `bytes` bytes each.
     ///
-    /// Its pool `rbd` has as many copies as there are OSDs, but at most two.
+    /// The pool `rbd` has as many copies as the cluster has OSDs, but at most two.
     ///
     /// # Panics
     /// With the log of the program that has not started. `sh tools/setup.sh cluster` installs all
@@ -162,7 +162,7 @@ impl Cluster {
         said.collect::<Vec<_>>().join("\n")
     }
 
-    /// Kills an OSD. Its objects are lost, because they are in memory.
+    /// Kills an OSD. The objects of the OSD are lost, because they are in memory.
     ///
     /// # Panics
     /// If the OSD does not run.
@@ -258,7 +258,7 @@ fn make_uuid() -> String {
     made.trim().to_owned()
 }
 
-/// Returns a port on which nobody listens. Another process may still take it.
+/// Returns a port on which no process listens. Another process may still take it.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("its address").port()

@@ -30,7 +30,7 @@ pub struct Load {
     bytes: u64,
 }
 
-/// What a finished load has written to its disks.
+/// The writes of a finished load to its disks.
 #[derive(Debug)]
 pub struct Written {
     bytes: u64,
@@ -53,7 +53,7 @@ impl Load {
             .map(|device| device.trim_start_matches("/dev/").to_owned())
             .collect();
         let names = names.join(" ");
-        // One command starts everything: in a busy guest, each further command takes long.
+        // A single command starts everything: in a busy guest, each further command takes long.
         let script = format!(
             "rm -f /tmp/load.*
              (round=0

@@ -23,7 +23,7 @@ pub struct Stay {
     pub image: Image,
 }
 
-/// What all moves of a guest have in common.
+/// The configuration that all moves of a guest share.
 #[derive(Debug)]
 pub struct Moves {
     /// Whether both hosts reach the disk, which is not moved then.
@@ -70,7 +70,8 @@ impl Moves {
         Image::create(path, kind, SIZE)
     }
 
-    /// Starts the nth server, alternately on either host. It pulls the disk of the previous one.
+    /// Starts the nth server, alternately on either host. The new server pulls the disk of the
+    /// previous one.
     fn serve(&self, n: usize, image: &Image) -> Server {
         let certificates = self.certificates.display().to_string();
         let mut args = Vec::new();

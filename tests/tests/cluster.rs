@@ -107,7 +107,8 @@ fn refused(disk: &str, args: &[&str]) -> Ended {
     )
 }
 
-/// Creates an image on the cluster with QEMU. In a format, the RBD image is as long as the file.
+/// Creates an image on the cluster with QEMU. If the format is not raw, the RBD image has the
+/// length of the image file.
 fn create(place: &Place, cluster: &Cluster, name: &str, format: &str) {
     let file = place.path(name);
     qemu_img(&["create", "-q", "-f", format, file.to_str().unwrap(), "64M"]);
@@ -313,8 +314,7 @@ fn who_uses_an_image_has_it_alone() {
     other.stop().unwrap();
 }
 
-/// This holds for readers started before another server took the image, and for those started
-/// later.
+/// Tests readers that start before another server locks the image, and readers that start later.
 #[test]
 fn who_reads_an_image_goes_by_who_has_it_now() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));

@@ -1,8 +1,8 @@
 //! Checks that the files of the listed crates do not depend on each other in circles.
 //!
 //! Files in a circle cannot be read one after the other. A file depends on another one if it uses a
-//! name that is defined there, whichever path the name takes. A re-export (`pub use`) does not
-//! define a name. Unit tests may use any name.
+//! name that is defined there, by any path of the name. A re-export (`pub use`) does not define a
+//! name. Unit tests may use any name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

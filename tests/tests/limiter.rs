@@ -1,8 +1,9 @@
-//! Tests that the limit of a served disk is named: where it was created on purpose, and where there
-//! is none.
+//! Tests that the verdict names the limit of a served disk if a test creates this limit, and never
+//! names an absent limit.
 //!
-//! The verdict uses what is seen from outside of real servers and real loads. That it is the limit
-//! shows when more of it gives more throughput. Server and load have a CPU each.
+//! The verdict uses only measurements from outside of real servers and real loads. Each test
+//! confirms the limit: more of the limiting resource gives more throughput. Server and load have a
+//! CPU each.
 
 #[path = "limiter/memory.rs"]
 mod memory;

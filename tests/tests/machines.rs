@@ -34,7 +34,7 @@ fn machines_are_nested_until_the_last_one_that_was_asked_for() {
             .value
     };
     assert_eq!((of("depth"), &cells[0].problems), (3.0, &Vec::new()));
-    // Level 1 may be emulated, and then nobody counts the exits of its reads.
+    // Level 1 may be emulated, and then no hypervisor counts the exits of its reads.
     for level in 2..=3 {
         assert!(of(&format!("level{level}.exits")) > 1.0);
     }

@@ -1,9 +1,9 @@
 //! Stores images in archives as stripes, and reads them.
 //!
-//! An archive is a directory or a prefix of an S3 bucket. It contains a manifest for each image,
-//! and stripes that all images share and that are identified by their hashes. docs/archive.md
-//! specifies the formats. This crate also reads byte ranges of plain images on servers
-//! ([`Object`]).
+//! An archive is a directory or a prefix of an S3 bucket. The archive contains a manifest for each
+//! image, and stripes, which all images share and which are identified by their hashes.
+//! docs/archive.md specifies the formats. This crate also reads byte ranges of plain images on
+//! servers ([`Object`]).
 //!
 //! All code runs in the caller's tokio runtime, whose time and I/O drivers must be enabled. No data
 //! is used before it has been compared with a hash, or with the version of the object when it was

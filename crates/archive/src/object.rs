@@ -178,8 +178,8 @@ fn modified(meta: &ObjectMeta) -> bool {
 
 /// Returns the entity tag if it is a strong one, for which equal tags mean equal bytes.
 ///
-/// A weak tag says only that two representations are interchangeable (RFC 9110, section 8.8.1). It
-/// cannot be used in a condition on a range.
+/// A weak tag says only that two representations are interchangeable (RFC 9110, section 8.8.1). A
+/// weak tag cannot be used in a condition on a range.
 fn strong_etag(meta: &ObjectMeta) -> Option<String> {
     let etag = meta.e_tag.clone();
     etag.filter(|etag| !etag.is_empty() && !etag.starts_with("W/"))

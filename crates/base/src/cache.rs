@@ -5,10 +5,10 @@
 //! is freed.
 //!
 //! If the keeper is killed, no stripe is lost: the live map is in a file, and the kernel has the
-//! data. The live map is trusted only if the kernel must still have all data. That requires the
-//! same boot and the same mount of the file system. It also requires that the keeper was not killed
-//! during a sync, because nobody would learn of its failure. Otherwise only durable stripes become
-//! live.
+//! data. The live map is trusted only if the kernel must still have all data. This condition
+//! requires the same boot and the same mount of the file system. The keeper must also not have been
+//! killed during a sync, because a failure of that sync would go unnoticed. Otherwise only durable
+//! stripes become live.
 
 use crate::durable::Durable;
 use fathom_storage::cached::live::{LiveMap, len_for};

@@ -1,7 +1,7 @@
 //! The sandbox of a keeper.
 //!
-//! A keeper may only connect to the remote and write to the caches. It reads data from untrusted
-//! sources, and must not give them access to the files of this host.
+//! A keeper may only connect to the remote and write to the caches. The keeper reads data from
+//! untrusted sources, and must not give them access to the files of this host.
 
 use crate::remote::MANIFEST;
 use fathom_sandbox::{Allowed, Mode, PathAccess, Tenant};

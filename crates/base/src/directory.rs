@@ -106,8 +106,8 @@ pub struct Others {
 
 /// Examines all other caches, and frees space if `too_many` says that they occupy too much.
 ///
-/// Removes the data of unused caches, starting with the least recently used one. Their descriptions
-/// remain.
+/// Removes the data of unused caches, starting with the least recently used one. The descriptions
+/// of these caches remain.
 pub fn others(dir: &Path, own: &Path, too_many: impl Fn(u64) -> bool) -> io::Result<Others> {
     let mut others = list(dir)?;
     others.retain(|other| other.place != own && other.taken > 0);

@@ -460,7 +460,7 @@ impl Keeper {
         }
     }
 
-    /// Returns the number of bytes that this cache may always use, whatever other caches occupy.
+    /// Returns the number of bytes that this cache may always use, even if other caches need space.
     fn share(&self) -> u64 {
         self.terms.cache.size / (u64::from(self.others.used) + 1)
     }

@@ -30,8 +30,8 @@ pub fn check_known(about: &About, terms: &Terms) -> Result<(), String> {
 
 /// Returns an error if a keeper does not verify its data against the manifest that the terms name.
 ///
-/// Such a keeper was started for a disk that names another manifest, or none. The remote may still
-/// report the same image for both.
+/// A keeper without this verification was started for a disk that names another manifest, or none.
+/// The remote may still report the same image for both.
 pub fn check_greeting(
     terms: &Terms,
     geometry: &Geometry,

@@ -126,7 +126,8 @@ async fn serve(terms: Terms, post: Post) -> Result<(), String> {
         }
     };
     keeper.run(&mut happened).await;
-    // New users cannot connect any more. They start the next keeper, which waits for the lock.
+    // New users cannot connect any more. A new user therefore starts the next keeper, which waits
+    // for the lock.
     let _ = fs::remove_file(&socket);
     accepting.abort();
     let _ = accepting.await;

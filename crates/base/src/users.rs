@@ -195,7 +195,8 @@ impl Users {
             return;
         };
         if wire::send(user.socket.get_ref(), message, &[]).is_err() {
-            // The user does not read its messages. It may connect again.
+            // The user does not read its messages. After the disconnection, the user may connect
+            // again.
             self.leave(number);
         }
     }

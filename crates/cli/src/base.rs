@@ -93,7 +93,7 @@ pub fn run(command: BaseCommand) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the process that caches a base image. Its terms are JSON on standard input.
+/// Runs the process that caches a base image. Reads the terms as JSON from standard input.
 pub fn keep() -> anyhow::Result<()> {
     let terms = serde_json::from_reader::<_, Terms>(std::io::stdin().lock());
     let terms = terms.context("invalid terms on standard input")?;

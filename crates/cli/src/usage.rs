@@ -13,7 +13,8 @@ pub const EXIT: u8 = 2;
 pub fn report(error: &Error, command: &str) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // The write fails if standard output is closed, and then nobody reads the help.
+            // The write fails if standard output is closed. The help then has no reader, so the
+            // error is ignored.
             let _ = error.print();
             ExitCode::SUCCESS
         }
@@ -75,7 +76,8 @@ fn unknown_argument(error: &Error) -> Option<String> {
         return Some(format!("unexpected argument '{argument}'"));
     }
     let suggestion = match suggestion(error, ContextKind::SuggestedArg) {
-        // clap suggests `--` for every argument. It helps if there is a file with such a name.
+        // clap suggests `--` for every argument. This suggestion is useful only if a file with such
+        // a name exists.
         none if none.is_empty() && std::path::Path::new(&argument).exists() => {
             format!("; for the file of this name use './{argument}'")
         }

@@ -151,7 +151,7 @@ fn check_worker(mut spec: serde_json::Value, load: &[&str]) {
     WATCHED.store(worker, Ordering::SeqCst);
     let mut bench = bench(&socket, load);
     let client = Client::connect(&api).unwrap();
-    // A throttle must have delayed some requests, whatever else the machine does.
+    // The count must be so high that a throttle delays some requests, even on a busy machine.
     let count = match is_plain {
         true => 100_000,
         false => 10_000,

@@ -65,7 +65,7 @@ fn fetch(guest: &mut Guest, folder: &str, into: &Path) {
     );
 }
 
-/// Records a guest from both sides at once. One of its disks is a Fathom memory disk.
+/// Records a guest from both sides at once. The guest's disks include a Fathom memory disk.
 #[test]
 fn both_sides_of_a_guest_are_recorded_and_put_together() {
     needs_tracing();

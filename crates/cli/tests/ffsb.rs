@@ -54,7 +54,7 @@ fn check(cell: &Cell) {
     }
     let evidence = cell.evidence.as_ref().unwrap();
     assert_eq!(evidence.load.threads, 2);
-    // The load ran for as long as requested.
+    // The load ran for the requested time.
     assert!(evidence.load.seconds >= 0.9, "{evidence:#?}");
     let host = evidence.host.as_ref().unwrap();
     let (busy, per) = (value("guest.busy"), value("guest.busy-per-mb"));

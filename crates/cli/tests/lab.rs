@@ -33,7 +33,7 @@ fn children_of(pid: u32) -> usize {
     lines.filter(|line| line.contains(&word)).count()
 }
 
-/// Starts a run and waits until its guest boots. Its run directory is created in `dir`.
+/// Starts a run and waits until its guest boots. The run directory is created in `dir`.
 fn run_under_way(dir: &Path) -> Child {
     let child = fathom()
         .args(["lab", "run", "seqread", "--size", "16M"])
@@ -83,7 +83,8 @@ fn a_run_that_a_signal_ends_leaves_nothing_behind() {
 
     let (pid, _) = end(killed, SIGKILL);
     assert!(!folders_of(pid).is_empty(), "nobody could remove them");
-    // A run whose standard error is closed also ends. It has removed the folders of the killed run.
+    // A run whose standard error is closed also ends. This run has removed the folders of the
+    // killed run.
     let mut unread = run_under_way(dirs[2].path());
     drop(unread.stderr.take());
     let (own, _) = end(unread, SIGTERM);

@@ -73,7 +73,8 @@ fn machines_with_a_server_each_inspect_one_disk_at_the_same_time() {
     for cell in cells(&mut lab(&args, &run), &run) {
         assert_eq!(cell.problems, [""; 0]);
         check_times(&cell);
-        // All machines ran, each with a server that mapped its memory. Such memory is not merged.
+        // All machines ran, each with a server that mapped its memory. The kernel does not merge
+        // memory that is shared with a server.
         let evidence = cell.evidence.as_ref().unwrap();
         let processes = |role: ThreadRole| {
             let threads = { evidence.threads.iter() }.filter(|one| one.role == role);
@@ -94,7 +95,7 @@ fn machines_with_a_server_each_inspect_one_disk_at_the_same_time() {
     assert!(report.contains("Suspected limiters"), "{report}");
 }
 
-/// One machine needs more than 100 MiB and less than 400 MiB.
+/// A machine needs more than 100 MiB and less than 400 MiB.
 #[test]
 fn steps_go_on_until_no_more_fit_and_that_is_the_result() {
     let dir = tempfile::tempdir().unwrap();

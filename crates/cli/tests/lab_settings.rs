@@ -12,7 +12,7 @@ use fathom_testing::decide;
 use serde_json::Value;
 use support::{check_refusal, eventually, fathom, listens, short_dir, stdout_of};
 
-/// Delay of a read. It exceeds all other times, however slow the guest is.
+/// Delay of a read. The delay exceeds all other times, however slow the guest is.
 const DELAY_MS: f64 = 40.0;
 /// Duration of a cell in seconds.
 const RUNTIME: f64 = 4.0;

@@ -328,7 +328,8 @@ fn loads_are_collected_in_one_run() {
     }
     assert_eq!(json["points"].as_array().unwrap().len(), 2);
 
-    // Nothing is added to a directory of another kind, and nothing is measured for it.
+    // The command adds no results to a directory of another kind, and does not measure before it
+    // fails.
     let other = dir.path().join("other");
     make_run(&other, "seqread", 1);
     for (output, words) in [(&other, "a run of another command"), (&file, "cannot read")] {

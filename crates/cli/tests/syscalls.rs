@@ -95,12 +95,14 @@ fn a_trace_makes_no_system_calls() {
 }
 
 /// A batch of 32 takes three calls to submit (the device gets a head start), two to reap, and one
-/// to notify. A wake-up brings 20 completions at most. This is a fifth of a call for each request.
+/// to notify. A wake-up brings 20 completions at most. The sum is a fifth of a call for each
+/// request.
 ///
 /// On a busy machine batches are smaller, and a quarter was seen. Calls for single requests would
 /// make more than one. Allocated data of an image costs the same as raw.
 ///
-/// This is a single test: two at a time would leave the servers no CPU to find requests together.
+/// All cases are in a single test: two tests at a time would leave the servers no CPU to find
+/// requests together.
 #[test]
 fn a_file_makes_half_a_system_call_at_most() {
     let dir = disk_dir();
@@ -115,7 +117,8 @@ fn a_file_makes_half_a_system_call_at_most() {
     }
 }
 
-/// One call submits what is to be sent and received, and returns what has arrived.
+/// A single call submits the data to send and the buffers to receive into, and returns the data
+/// that has arrived.
 #[test]
 fn a_connection_makes_a_system_call_for_a_request_at_most() {
     check_nbd("memory:64M", &[], 1.0);

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 /// Maximum number of servers that are queried at the same time.
 const AT_ONCE: usize = 256;
-/// A server's replies together may take this many times as long as one of them.
+/// Time limit of all replies of a server, as a multiple of the time limit of one reply.
 const ANSWERS: u32 = 12;
 /// Maximum length of a reply that is read, in bytes. [`AT_ONCE`] replies may be in memory at the same time.
 const MAX_ANSWER: usize = 16 << 20;

@@ -1,6 +1,7 @@
 //! Compressed grains of streamOptimized VMDK images.
 //!
-//! They are specified in "Virtual Disk Format" 5.0, "Stream-Optimized Compressed Sparse Extents".
+//! Compressed grains are specified in "Virtual Disk Format" 5.0, "Stream-Optimized Compressed
+//! Sparse Extents".
 
 use crate::bytes::u32_at;
 use crate::error::{Error, Result};
@@ -21,8 +22,9 @@ pub struct Grain {
     pub at: u64,
     /// Number of bytes to read at `at`.
     ///
-    /// All these bytes are inside the file. They include the whole grain and may extend beyond its
-    /// end, up to the next grain that follows. They are never more than twice [`Grain::size`].
+    /// All these bytes are inside the file. The range includes the whole grain and may extend
+    /// beyond its end, up to the next grain that follows. The range is never longer than twice
+    /// [`Grain::size`].
     pub len: u64,
     /// Uncompressed size in bytes: the size of a block.
     pub size: u64,
@@ -40,8 +42,8 @@ impl Grain {
     /// `stored` must be the [`Grain::len`] bytes at the grain's location, and `out` must have
     /// [`Grain::size`] bytes. Bytes after the end of the guest's disk may be zeroes.
     ///
-    /// This method allocates no memory, whatever the grain contains. Each thread keeps one decoder
-    /// of about 50 KiB.
+    /// This method allocates no memory, even for malicious grains. Each thread keeps one decoder of
+    /// about 50 KiB.
     pub fn inflate(&self, stored: &[u8], out: &mut [u8]) -> Result<()> {
         let data = match self.has_marker {
             true => self.data(stored)?,

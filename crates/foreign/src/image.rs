@@ -79,9 +79,9 @@ impl Image {
 
     /// Returns the location of the guest's byte `offset` and of contiguous bytes after it.
     ///
-    /// The extent has at least one byte and at most `len` bytes. It may end before the contiguous
-    /// data does, because a lookup has a bounded number of steps: 256 MiB with the smallest usual
-    /// blocks.
+    /// The extent has at least one byte and at most `len` bytes. The extent may end before the
+    /// contiguous data does, because a lookup has a bounded number of steps: 256 MiB with the
+    /// smallest usual blocks.
     ///
     /// The extent is inside its file, unless the file has been truncated since. If `len` is 0 or
     /// `offset` is at or beyond [`Image::size`], the extent is empty. This method reads no files

@@ -1,7 +1,7 @@
 //! Reads disk images of other programs: VMware's VMDK, Microsoft's VHDX and VHD, and VirtualBox's
 //! VDI.
 //!
-//! This crate opens no files and reads no guest data. It reads headers and tables through
+//! This crate opens no files and reads no guest data. The crate reads headers and tables through
 //! [`Bytes`], checks them, and keeps them in memory. [`Image::lookup`] then returns the location of
 //! each byte of the guest's disk without reading anything. No function is asynchronous.
 //!
@@ -35,8 +35,8 @@
 //! image is opened, whereas QEMU reads zeroes there or fails later.
 //!
 //! A VMDK image may consist of several files, which its descriptor names. This crate accepts only
-//! names of files next to the descriptor. It refuses absolute names and names with a slash, a
-//! backslash or `..`, although QEMU opens them, because an image must not choose which of the
+//! names of files next to the descriptor. The crate refuses absolute names and names with a slash,
+//! a backslash or `..`, although QEMU opens them, because an image must not choose which of the
 //! host's files are read. The caller must still make sure that no such name opens a device, a pipe
 //! or a symbolic link.
 //!

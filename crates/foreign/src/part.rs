@@ -1,4 +1,4 @@
-//! The parts of an image, whatever its format.
+//! The parts of an image, for all formats.
 
 use crate::blocks::Blocks;
 use crate::describe::Description;

@@ -39,8 +39,8 @@ const MAX_SECTORS: u64 = 0xff00_0000;
 const MAX_GEOMETRY: u64 = 65535 * 16 * 255;
 /// Creators of disks whose size is that of their geometry, as in QEMU since 10.0.
 ///
-/// They are Virtual PC, and QEMU without `force_size`. The disks of all other creators have the
-/// size in the field Current Size, which the geometry rounds down.
+/// These creators are Virtual PC, and QEMU without `force_size`. The disks of all other creators
+/// have the size in the field Current Size, which the geometry rounds down.
 const BY_GEOMETRY: [&[u8; 4]; 2] = [b"vpc ", b"qemu"];
 
 /// Reads an image.

@@ -1,4 +1,4 @@
-//! Runs asynchronous work beside a job: network requests, hashing and compression.
+//! Runs asynchronous work at the same time as a job: network requests, hashing and compression.
 
 use crate::error::{Error, io_error};
 use std::path::Path;

@@ -175,7 +175,8 @@ pub fn bitmaps(
     Ok(all)
 }
 
-/// The disk whose bitmaps are listed or changed. It is locked as far as its storage supports locks.
+/// The disk whose bitmaps are listed or changed. The disk is locked as far as its storage supports
+/// locks.
 struct Found {
     /// Storage of the image. `None`: the disk of an NBD server.
     image: Option<Arc<StoredImage>>,

@@ -25,7 +25,7 @@ impl Chain {
     }
 
     /// Opens the image in storage that is open for reading and, unless the options say otherwise,
-    /// for writing. The image stays locked as long as the storage is open.
+    /// for writing. The image stays locked while the storage is open.
     pub(crate) fn of(image: Arc<StoredImage>, options: &OpenOptions) -> Result<Chain, Error> {
         let format = format_of(&image, options.format)?;
         let named = fathom_storage::OpenOptions {

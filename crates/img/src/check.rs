@@ -9,7 +9,8 @@ use fathom_storage::Location;
 
 pub use checks::{Options as CheckOptions, Repair, Report};
 
-/// Checks an image and, if the options say so, repairs it. `say` receives a line for each problem.
+/// Checks an image and, if the options request a repair, repairs it. `say` receives a line for each
+/// problem.
 pub fn check(
     location: &Location,
     format: Option<Format>,

@@ -23,7 +23,8 @@ pub struct Created {
 /// Creates an image.
 ///
 /// Without a size in the options, the disk has the size of its backing file. With `unsafe_backing`,
-/// the backing file is not opened. The first key encrypts the image, if encryption is wanted.
+/// the backing file is not opened. If the options request encryption, the first key encrypts the
+/// image.
 ///
 /// The previous contents of an existing target are lost, unless the options are invalid. After a
 /// failure, a target that did not exist before is removed.

@@ -24,7 +24,8 @@ use std::sync::Arc;
 pub struct IncrementalOptions {
     /// The previous backup: its name, as it is written into the new image, and its format.
     pub backing: Backing,
-    /// Creation options of the new image, which must be qcow2. Its size is the size of the disk.
+    /// Creation options of the new image, which must be qcow2. The new image has the size of the
+    /// disk.
     pub create: CreateOptions,
     /// Cache mode for writes to the new image.
     pub cache: Cache,

@@ -53,7 +53,8 @@ pub fn info(location: &Location, options: &InfoOptions) -> Result<Vec<Info>, Err
 
 /// An image of a backing chain, other than the top image.
 pub(crate) struct Link {
-    /// Description of the image. Its path is built from the names stored in the images.
+    /// Description of the image. The path in the description is built from the names stored in the
+    /// images.
     pub(crate) info: Info,
     /// Storage of the image, which is not locked.
     pub(crate) image: StoredImage,

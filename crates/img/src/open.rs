@@ -107,7 +107,8 @@ impl OpenOptions {
     }
 }
 
-/// Opens the storage of an image, to read its structures or, if the options say so, to change them.
+/// Opens the storage of an image, to read its structures or, unless the options are read-only, to
+/// change them.
 pub(crate) fn open(location: &Location, options: &OpenOptions) -> Result<Arc<StoredImage>, Error> {
     let image = StoredImage::open(location, &options.storage())?;
     if !options.read_only && !options.becomes_newest {

@@ -54,8 +54,8 @@ impl TargetOptions {
         }
     }
 
-    /// Returns whether writes of zeroes may deallocate space. They must not if the user wants
-    /// preallocation.
+    /// Returns whether writes of zeroes may deallocate space. If the user requests preallocation,
+    /// such writes must not deallocate space.
     pub(crate) fn unmaps(&self) -> bool {
         self.no_create || self.create.preallocation == Preallocation::Off
     }

@@ -26,7 +26,7 @@ pub(crate) fn depth(stripe_size: u32) -> usize {
     (UNDER_WAY / u64::from(stripe_size)).clamp(4, 32) as usize
 }
 
-/// What to do with the stripes that were read.
+/// The way in which stripes that were read are used.
 #[derive(Clone)]
 pub(crate) enum Keep {
     /// Only compute their hashes.
@@ -246,7 +246,7 @@ impl Run<'_, '_> {
         self.parts.iter().flatten().count()
     }
 
-    /// Starts reading the next stripe that has data. Returns `false` if there is none.
+    /// Starts reading the next stripe that has data. Returns `false` if no such stripe is left.
     fn begin(&mut self, plan: &mut Plan<'_>, mut pages: AlignedBuffer) -> Result<bool, Error> {
         while let Some((index, data)) = plan.next()? {
             let Some(left) = data else {

@@ -6,8 +6,8 @@
 /// next one starts, so a flush is needed between them.
 ///
 /// The list may be interrupted at any point, even inside a write that the disk tears at a multiple
-/// of 512 bytes. After that, either the old keys or the new keys open the disk. Nobody else may
-/// modify the header during the writes. Afterwards, the caller must read the header again.
+/// of 512 bytes. After that, either the old keys or the new keys open the disk. No other program
+/// may modify the header during the writes. Afterwards, the caller must read the header again.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Change {
     /// Offset in bytes from the start of the header.

@@ -56,7 +56,7 @@ impl Effort {
 
     /// Chooses Argon2id parameters for a key of `out` bytes, with one lane.
     ///
-    /// One lane suffices because Fathom runs Argon2 on one thread.
+    /// A single lane suffices because Fathom runs Argon2 on one thread.
     pub(crate) fn argon2id(&self, out: usize) -> Result<Kdf> {
         let kdf = |passes, memory_kib| Kdf::Argon2 {
             variant: Variant::Id,
@@ -79,8 +79,8 @@ impl Effort {
         // Total KiB that all passes together process in the given time.
         let total = rate * f64::from(small) * self.time().as_secs_f64();
         let mut memory = memory_of(total, most);
-        // A large memory is slower per KiB than a small one, for example because of page faults.
-        // One pass over the full memory corrects the estimate.
+        // A large memory is slower per KiB than a small one, for example because of page faults. A
+        // pass over the full memory corrects the estimate.
         if memory > small {
             let bare = timed(|| Memory::new(memory as usize).map(drop))?;
             let pass = timed(|| run(1, memory))?.saturating_sub(bare);

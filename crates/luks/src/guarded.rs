@@ -48,7 +48,7 @@ impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: `new` mapped `len` bytes at this address, and no other reference to them exists.
         unsafe { slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }.zeroize();
-        // SAFETY: `new` mapped `len` bytes at this address, and nobody uses the address after this
+        // SAFETY: `new` mapped `len` bytes at this address, and no code uses the address after this
         // call. Unmapping also unlocks the memory.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
@@ -109,15 +109,15 @@ impl<T> Deref for Guarded<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: `new` wrote a `T` to this address, and the `T` lives as long as `self`.
+        // SAFETY: `new` wrote a `T` to this address, and the `T` is valid until `self` is dropped.
         unsafe { self.pages.at.cast::<T>().as_ref() }
     }
 }
 
 impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
-        // SAFETY: `new` wrote a `T` to this address, and nobody uses it any more. Dropping `pages`
-        // wipes the memory afterwards.
+        // SAFETY: `new` wrote a `T` to this address, and no reference to the `T` exists any more.
+        // Dropping `pages` wipes the memory afterwards.
         unsafe { self.pages.at.cast::<T>().drop_in_place() };
     }
 }

@@ -38,7 +38,7 @@ impl Header {
 
     /// Reads the header at the start of `bytes` and checks every field.
     ///
-    /// Uses at most about 100 MiB of memory, whatever the header contains.
+    /// Uses at most about 100 MiB of memory, even for a malicious header.
     pub fn read(bytes: &dyn Bytes) -> Result<Header> {
         let mut start = [0; Header::START];
         bytes
@@ -97,7 +97,7 @@ impl Header {
     /// Returns the volume key and the number of the slot that `passphrase` opens.
     ///
     /// Tries the slots in use, ordered by priority and number. Slots with the priority "ignore" are
-    /// skipped. Blocks during the key derivations, but for no more than about a minute.
+    /// skipped. Blocks during the key derivations, for about a minute at most.
     ///
     /// # Errors
     ///

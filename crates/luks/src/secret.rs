@@ -1,7 +1,7 @@
 //! Passphrases and volume keys.
 //!
 //! Both are excluded from core dumps, locked against swapping where the process may lock memory,
-//! and wiped when they are dropped. Their `Debug` output shows no secret.
+//! and wiped when they are dropped. The `Debug` output of both shows no secret.
 
 use crate::error::{Error, Result};
 use crate::guarded::GuardedBytes;

@@ -12,7 +12,7 @@ use aes::cipher::{
 };
 use aes::{Aes128, Aes256, Block};
 
-/// Size in bytes of the unit that IVs count, whatever the sector size.
+/// Size in bytes of the unit that IVs count, regardless of the sector size.
 const UNIT: u64 = 512;
 /// Number of sectors whose first tweaks are encrypted at a time.
 const BATCH: usize = 64;

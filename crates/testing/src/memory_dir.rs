@@ -6,8 +6,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A temporary directory. It is in memory if `/dev/shm` exists, because programs such as cryptsetup
-/// flush everything they write.
+/// A temporary directory. The directory is in memory if `/dev/shm` exists, because programs such as
+/// cryptsetup flush everything they write.
 #[derive(Debug)]
 pub struct MemoryDir(TempDir);
 

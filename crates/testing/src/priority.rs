@@ -6,7 +6,8 @@ use rustix::process::setpriority_process;
 const HIGHEST: i32 = -20;
 
 /// Gives the calling thread, and all threads and processes that it starts from now on, the highest
-/// priority. What other programs do meanwhile is then hardly measured. Does nothing without root.
+/// priority. Work of other programs then hardly affects the measurements. Does nothing without
+/// root.
 pub fn outrank_other_programs() {
     // (On Linux, a priority belongs to a thread.)
     let _ = setpriority_process(None, HIGHEST);

@@ -19,7 +19,7 @@ pub struct Deadline<'a> {
 }
 
 impl<'a> Deadline<'a> {
-    /// Starts a wait. `what` names the event, and completes the message "waited in vain for".
+    /// Starts a wait. `what` names the event, and completes the message `waited in vain for`.
     #[must_use]
     pub fn new(what: &'a str) -> Deadline<'a> {
         let at = Instant::now() + PATIENCE;

@@ -37,7 +37,7 @@ impl InUse {
         self.server.api().expect("it has one").to_str().unwrap()
     }
 
-    /// Writes by NBD beside the front-end, once the disk is in use.
+    /// Writes by NBD while the front-end is connected, once the disk is in use.
     fn write(&self, at: &str) {
         let uri = format!("nbd+unix:///d?socket={}", self.nbd);
         let change = format!("write -P 7 {at} 300k");
@@ -99,8 +99,8 @@ impl Series<'_> {
         fathom(&[&args[..], &scratch, more].concat());
     }
 
-    /// Lists the bitmaps while nobody serves the disk: their names, and whether their contents are
-    /// known.
+    /// Lists the bitmaps while no server serves the disk: their names, and whether their contents
+    /// are known.
     fn bitmaps(&self) -> Vec<(String, bool)> {
         let args = [
             "img",

@@ -10,7 +10,7 @@ use fathom_tests::ceph::Cluster;
 
 use super::{GIB, QUEUES, bench, check, done, refused, serve, wait, write_for};
 
-/// Writes wait until the pool has space again. They fail only after the server's timeout.
+/// Writes wait until the pool has space again. The writes fail only after the server's timeout.
 #[test]
 fn a_pool_that_is_full_holds_up_writes() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));

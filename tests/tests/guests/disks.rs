@@ -235,7 +235,7 @@ fn check_on_host(place: &Place, case: &Case) {
     );
 }
 
-/// One step of a deterministic history, in sectors.
+/// A step of a deterministic history, in sectors.
 enum Step {
     Write { at: u64, count: u64, from: u64 },
     Zero { at: u64, count: u64 },

@@ -77,7 +77,8 @@ fn a_known_magic_asks_for_the_format() {
     let image = text(&place.path("disk.qcow2"));
     fathom_lab::run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "16M"]).unwrap();
     serve(&place, &image, &[]).refused_with(&["disk.qcow2", "qcow2", "--format"]);
-    // With `--format raw`, the image is raw. Its file ends within a sector, so it can only be read.
+    // With `--format raw`, the image is raw. The file ends within a sector, so the disk can only be
+    // read.
     place
         .serve("raw", Path::new(&image), &["--format", "raw", "--readonly"])
         .stop()
@@ -107,7 +108,7 @@ fn is_root() -> bool {
     fathom_lab::run("id", &["-u"]).unwrap().trim() == "0"
 }
 
-/// Returns a command that runs a copy of the program as the user nobody, because root may open
+/// Returns a command that runs a copy of the program as the user `nobody`, because root may open
 /// everything.
 ///
 /// The original is in a place that this user cannot reach.

@@ -1,7 +1,7 @@
 //! Tests disks of real guests, and what users do to them.
 //!
-//! This is a single program, because most tests wait for a guest most of the time and leave their
-//! CPU to other tests.
+//! The tests are a single program, because most tests wait for a guest most of the time and leave
+//! their CPU to other tests.
 
 mod bases;
 mod changes;

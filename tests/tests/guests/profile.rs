@@ -18,7 +18,7 @@ fn has(folded: &Folded, command: &str, is_wanted: impl Fn(&str, &str) -> bool) -
     })
 }
 
-/// Runs the experiment for so many seconds. Returns the directory of the run, its plan, and its
+/// Runs the experiment for `seconds` seconds. Returns the directory of the run, its plan, and its
 /// cell.
 fn profiled(seconds: u32) -> (TempDir, Experiment, Cell) {
     let parent = tempfile::tempdir().unwrap();

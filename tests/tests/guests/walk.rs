@@ -1,7 +1,7 @@
 //! Tests two hosts from end to end, as docs/fleet.md describes them.
 //!
 //! The hosts have servers with configurations and a disk above a remote image, whose guest moves to
-//! the other host. One view shows both.
+//! the other host. A single view shows both hosts.
 
 use std::fs;
 use std::path::{Path, PathBuf};

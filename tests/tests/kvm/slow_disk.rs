@@ -66,7 +66,7 @@ impl Host {
     }
 }
 
-/// The scenario of the post: each read is delayed so long that all other times are small, however
+/// The scenario of the post: all other times are small compared to the delay of a read, however
 /// busy the machine is.
 fn a_file_system_on_a_slow_disk(host: &mut Host) {
     let said = host.run(

@@ -1,8 +1,8 @@
 //! Tests `fathom lab run wiki` on KVM: every layer of every request, for every server of disks.
 //!
 //! The runs share emulated KVM hosts, so the tests work on any machine. Each host keeps one CPU of
-//! the machine busy. Its times are stretched, so the tests check that requests are found in all
-//! layers and that layers add up, but never how long they take.
+//! the machine busy. All times on the emulated hosts are stretched, so the tests check that
+//! requests are found in all layers and that layers add up, but never how long they take.
 
 mod truth;
 
@@ -294,7 +294,7 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     });
     done.is_sound(0);
     done.has_layers(&[Layer::KickExit, Layer::HostDevice, Layer::GuestReturn]);
-    // Its system calls show what QEMU does inside.
+    // QEMU's system calls show the steps inside QEMU.
     done.has_layers(&[
         Layer::ServerWake,
         Layer::ServerTake,
@@ -304,7 +304,7 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     ]);
     let wiki = done.analysis.wiki.as_ref().unwrap();
     let layers: Vec<&str> = wiki.delta.iter().map(|(name, ..)| name.as_str()).collect();
-    // The row stands alone, or together with an inner row if too few wake-ups can be told.
+    // The row stands alone, or together with an inner row if too few wake-ups are identified.
     let switching = |layer: &&str| layer.starts_with("Host/QEMU switching");
     assert!(layers.iter().any(switching), "{layers:?}");
     let negative = wiki.delta.iter().any(|(_, ns, _)| *ns < 0.0);

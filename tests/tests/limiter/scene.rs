@@ -32,7 +32,7 @@ pub struct Work<'a> {
     pub told: &'a dyn Fn(&str) -> Load,
 }
 
-/// What else runs beside the load.
+/// Filter and program that run at the same time as the load.
 #[derive(Clone, Copy, Default)]
 pub struct Beside<'a> {
     pub filter: Option<&'a str>,
@@ -65,7 +65,7 @@ pub fn seen(work: &Work, beside: Beside) -> Evidence {
 
 /// Returns the evidence of reads of 1M from this machine's disk, with `depth` requests in flight.
 ///
-/// Of `readers` programs that read, one is the load.
+/// The load is one of `readers` programs that read.
 pub fn seen_on_disk(depth: u32, readers: usize) -> Evidence {
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let files: Vec<PathBuf> = { 0..readers }

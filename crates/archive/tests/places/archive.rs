@@ -219,7 +219,7 @@ fn an_archive_is_read_from_a_web_server() {
     });
     let manifest = format!("{}/a/b/images/image.manifest", server.url);
     assert_eq!(run(read_all(&manifest)).unwrap(), disk());
-    // One request for the manifest, and one for each stripe with data.
+    // The reader requests the manifest once, and each of the four stripes with data once.
     assert_eq!(server.asked(), 1 + 4);
     let other = format!("{}/a/b/images/other.manifest", server.url);
     let error = run(Image::open(&other)).unwrap_err();

@@ -64,7 +64,8 @@ impl Remote {
                      bytes"
                 )));
             }
-            // The manifest identifies the contents, whatever version the remote reports.
+            // The manifest identifies the contents, so the version that the remote reports does not
+            // matter.
             origin.version = version_of(manifest);
         }
         Ok(Remote {

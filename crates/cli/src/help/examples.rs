@@ -489,7 +489,7 @@ pub fn of(command: &Command, path: &str) -> Vec<String> {
     }
 }
 
-/// Returns examples of an experiment. They are the same for all, except for --rounds.
+/// Returns examples of an experiment. All experiments have the same examples, except for --rounds.
 fn of_experiment(command: &Command, name: &str) -> Vec<String> {
     let run = format!("fathom lab run {name}");
     let has_rounds = command.get_arguments().any(|arg| arg.get_id() == "rounds");

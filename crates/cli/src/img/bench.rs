@@ -70,7 +70,8 @@ pub(super) struct BenchArgs {
     image: ImageArg,
 }
 
-/// Returns the shell command that runs the load. Its values from `args` are numbers.
+/// Returns the shell command that runs the load. All values that the command takes from `args` are
+/// numbers.
 fn load(args: &BenchArgs) -> String {
     let BenchArgs {
         count,

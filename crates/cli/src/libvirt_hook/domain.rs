@@ -83,7 +83,7 @@ fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'inp
     node.children().find(|node| node.has_tag_name(name))
 }
 
-/// Converts a `<disk>` of the metadata. Its attributes are options of the disk.
+/// Converts a `<disk>` of the metadata. The attributes of the element are options of the disk.
 ///
 /// The attribute `target` names the domain's device, which has the socket.
 fn disk(root: Node, node: Node) -> anyhow::Result<DiskSpec> {

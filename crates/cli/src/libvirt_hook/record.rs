@@ -18,7 +18,8 @@ struct Content {
     incoming: bool,
 }
 
-/// The file of a domain. It names a disk from before the disk is added until after its removal.
+/// The file of a domain. The file names a disk from before the disk is added until after its
+/// removal.
 #[derive(Debug)]
 pub struct Record {
     path: PathBuf,

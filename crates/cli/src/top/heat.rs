@@ -85,7 +85,7 @@ fn lowest(cells: &BTreeMap<(u32, usize), u64>) -> Option<u32> {
     first.map(|((bucket, _), _)| *bucket)
 }
 
-/// Returns the shade on a logarithmic scale, so that one request is visible beside a million.
+/// Returns the shade on a logarithmic scale, so that one request is visible next to a million.
 fn level(n: u64, most: u64) -> u8 {
     match n {
         0 => 0,

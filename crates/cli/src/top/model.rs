@@ -254,7 +254,7 @@ impl Model {
         all.map(|(server, problem)| (&**server, &**problem))
     }
 
-    /// Whether the server has a problem, so that nobody should wait for it.
+    /// Whether the server has a problem, so that callers should not wait for its samples.
     pub fn has_problem(&self, server: &str) -> bool {
         self.problems.contains_key(server)
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Maximum number of failed servers to name.
 const NAMED: usize = 10;
 
-/// One line of the JSON output.
+/// A line of the JSON output.
 #[derive(Serialize)]
 struct Told<'a> {
     servers: Vec<ToldServer<'a>>,

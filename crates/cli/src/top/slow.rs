@@ -14,7 +14,7 @@ pub enum Slow {
     Unknown,
     /// The server does not report slow requests.
     None,
-    /// One line for each request.
+    /// A line for each request.
     Some(Vec<String>),
 }
 

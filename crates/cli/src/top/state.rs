@@ -106,7 +106,7 @@ impl State {
         found.unwrap_or(0)
     }
 
-    /// Moves the selection by so many lines, down if positive.
+    /// Moves the selection by `by` lines, down if positive.
     pub fn step(&mut self, by: isize) {
         let rows = self.rows();
         let index = self.index(&rows).saturating_add_signed(by);

@@ -309,7 +309,7 @@ fn fio_has_its_hosts_begin_together_too() {
     assert_eq!(run(&["bench", "--client", &hosts]).status.code(), Some(2));
 }
 
-/// One limit counts the requests of both disks: what one disk does not get, the other gets.
+/// A shared limit counts the requests of both disks: each disk gets the part that the other leaves.
 #[test]
 fn a_neighbour_that_is_noisy_is_seen() {
     let certificates = Certificates::new();

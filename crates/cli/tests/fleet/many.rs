@@ -59,7 +59,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
         stdout_of(&[&read[..], &[&nbd(served, "a")]].concat());
         stdout_of(&[&read[..], &[&nbd(served, "b")]].concat());
     }
-    // Nobody listens at the first address, the second server never replies, and the third speaks
+    // No server listens at the first address, the second server never replies, and the third speaks
     // another protocol.
     let nobody = "127.0.0.1:1".parse::<SocketAddr>().unwrap();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();

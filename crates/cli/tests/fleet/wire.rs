@@ -152,7 +152,8 @@ fn find_each_delay() {
     ] {
         assert_eq!(truth[fault], 0, "{fault}: {truth}");
     }
-    // The sum of both directions is exact. Its two parts are only as exact as the clocks.
+    // The sum of both directions is exact. The values of the two directions are only as exact as
+    // the clocks.
     let [out, back] = ["network_out", "network_back"].map(|name| layer(&run, name, "p50"));
     let both = (OUT + BACK).as_nanos() as u64;
     is_within_a_twentieth(out + back, both);

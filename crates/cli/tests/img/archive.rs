@@ -55,7 +55,8 @@ fn what_was_archived_is_restored() {
         assert_eq!(told["size"], fs::metadata(&disk).unwrap().len(), "{told}");
         in_all_formats(&place, &manifest(&archive, size), &disk);
     }
-    // An archive has what the guest sees of a backing chain, whatever the images' format.
+    // An archive of a backing chain has the data that its guest sees, for each format of the
+    // images.
     for format in ["qcow2", "qed"] {
         let place = Place::new();
         let (_, top) = place.chain(format);
@@ -109,7 +110,7 @@ fn images_share_what_is_the_same() {
     let one = archived(&["--stripe-size", "64k", &disk, &archive, "one"]);
     let count = stripes(&archive).len();
     assert_eq!(one["new-stripes"], count, "{one}");
-    // One change in each of two stripes.
+    // Each of two stripes changes in one place.
     place.write(
         "disk",
         "raw",
@@ -549,7 +550,7 @@ fn who_interrupts_leaves_nothing() {
     assert!(run(&args).status.success());
 }
 
-/// Such file systems are FAT and mounts by SMB.
+/// Examples of file systems without hard links are FAT and SMB mounts.
 #[test]
 fn file_systems_without_links_have_archives() {
     let place = Place::new();

@@ -148,7 +148,8 @@ fn dirty(path: &str, name: &str) -> Vec<(u64, u64)> {
 
 /// Data committed into an image becomes dirty in its bitmaps that record writes, as with QEMU.
 ///
-/// This also holds if the commit is interrupted, and where the commit has enlarged the base image.
+/// Data of an interrupted commit becomes dirty, too, and also data in a base image that the commit
+/// has enlarged.
 #[test]
 fn a_commit_is_recorded_in_the_bases_bitmaps() {
     let place = Place::new();

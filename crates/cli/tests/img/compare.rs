@@ -39,7 +39,7 @@ fn disks_are_compared_as_qemu_img_does() {
         place.path("none"),
     ];
     for (n, other) in others.iter().enumerate() {
-        // What QEMU regards as equal in strict mode depends on how it queried the file system.
+        // In strict mode, the differences that QEMU finds depend on how it queried the file system.
         let strict = ["-s", "-f", "raw", "-F", "raw"];
         let strict = if matches!(n, 0 | 5 | 6 | 8) {
             &strict[..]

@@ -109,7 +109,8 @@ fn they_are_below_other_images() {
         let out = place.path("out");
         stdout_of(&["img", "convert", "-f", "qcow2", &top, &out]);
         assert!(fs::read(&out).unwrap() == fs::read(&disk).unwrap());
-        // What the new backing image lacks reads as zeroes, like what the old one lacks.
+        // Ranges that the new backing image lacks read as zeroes, like ranges that the old one
+        // lacks.
         stdout_of(&["img", "rebase", "-q", "-f", "qcow2", "-b", "", &top]);
         qemu_img(&["compare", "-f", "qcow2", "-F", "raw", &top, &disk]);
     }

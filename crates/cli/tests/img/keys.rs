@@ -31,7 +31,7 @@ fn keys_come_and_go() {
             "Key slot 1 added.\n"
         );
         assert!(unlocks(&locked.key) && unlocks(&other));
-        // One command replaces a key by another.
+        // A single command replaces a key by another.
         let said = amend(&[
             "--key",
             &other,
@@ -124,7 +124,7 @@ fn keys_come_and_go() {
         "{shown}"
     );
     assert!(locked.opens_by(&image, "other") && !locked.opens_by(&image, "key"));
-    // Nothing is changed before all keys have been read.
+    // The image does not change before all keys have been read.
     let plain = locked
         .place
         .image("plain", "qcow2", &["-o", "compat=0.10"], &[]);

@@ -74,7 +74,7 @@ impl Place {
 
 /// Creates a raw disk with holes, zeroes, compressible data, and incompressible data.
 ///
-/// Its length is not a multiple of the cluster size.
+/// The length of the disk is not a multiple of the cluster size.
 pub fn raw(place: &Place, name: &str) -> String {
     let path = place.path(name);
     let mut file = fs::File::create(&path).unwrap();

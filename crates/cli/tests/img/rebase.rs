@@ -32,7 +32,7 @@ fn a_rebased_disk_reads_as_before() {
             let info: serde_json::Value = serde_json::from_str(&info).unwrap();
             assert_eq!(info["backing-filename"].as_str(), has);
         }
-        // With -u only the name changes, whatever the file contains.
+        // With -u only the name changes, even if no file of that name exists.
         let (_, top) = place.chain(format);
         let to = ["-u", "-b", "gone", "-F", "raw"];
         stdout_of(&[&["img", "rebase"], &to[..], &[&top]].concat());

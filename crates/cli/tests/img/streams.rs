@@ -92,7 +92,7 @@ fn an_image_on_a_base_goes_through_a_pipe() {
     ] {
         let place = Place::new();
         let (base, top) = place.chain("qcow2");
-        // Of a larger cluster only a part is zeroes; the base image has data around it.
+        // Only a part of a larger cluster is zeroes; the base image has data around that part.
         place.write("top", "qcow2", &["write -z 512k 64k"]);
         let before = place.path("before");
         qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &top, &before]);

@@ -12,7 +12,7 @@ use std::path::Path;
 /// Size in bytes of the disks that are copied. The last cluster is incomplete.
 const SIZE: u64 = 5 * MIB + 512;
 
-/// A device full of old data. Its size is not a multiple of the cluster size.
+/// A device full of old data. The size of the device is not a multiple of the cluster size.
 struct Used {
     device: Loop,
     place: Place,

@@ -67,7 +67,7 @@ fn a_guest_goes_on_at_once_and_its_disk_comes_after_it() {
     drop(source);
     ends_well(knowing(&target, &state, &["--verify-only"]));
     drop(target);
-    // Nor is the source needed when the target is restarted with the same command.
+    // The source is not needed either when the target is restarted with the same command.
     let target = follower(&pair, &SLOWLY);
     assert!(pull(&target).is_null());
     ends_well(knowing(&target, &state, &["--verify-only"]));
@@ -169,8 +169,8 @@ fn the_server_here_may_be_killed_while_the_disk_follows() {
     drop(server);
 }
 
-/// Without the source, the guest waits for blocks that are not copied yet. It resumes when the
-/// source is back.
+/// Without the source, the guest waits for blocks that are not copied yet. The guest resumes when
+/// the source is back.
 #[test]
 fn a_guest_waits_for_the_other_server_and_loses_nothing() {
     let pair = Pair::new("raw", "raw");
@@ -274,7 +274,7 @@ fn a_guest_may_leave_while_the_other_server_is_away() {
     let socket = target.arg("s");
     let alone = ["serve", &pair.arg("to"), "--vhost-user", &socket];
     refused(1, &alone, &["incomplete", "--pull"]);
-    // Nor is it copied from another source.
+    // The server does not copy the rest of the disk from another source.
     let other = [&alone[..], &["--pull", "nbd://localhost:1/x"]].concat();
     refused(1, &other, &["its guest has run here"]);
 }

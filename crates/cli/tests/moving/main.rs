@@ -1,6 +1,7 @@
 //! Tests moves of disks from one server to another.
 //!
-//! The image at the source is the reference: nobody changes it after the disk has been taken over.
+//! The image at the source is the reference: no process changes it after the disk has been taken
+//! over.
 
 #[path = "../support/mod.rs"]
 mod support;

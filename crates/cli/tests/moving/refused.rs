@@ -36,7 +36,7 @@ fn what_cannot_come_is_refused() {
     refused(1, &pulled, &["to.pull", "not a record"]);
     assert_eq!(fs::read(pair.path("to.pull")).unwrap(), b"my thesis");
     fs::remove_file(pair.path("to.pull")).unwrap();
-    // There is no known place for the record.
+    // The server has no default path for the record of a memory disk.
     let memory = format!("memory:{SIZE}");
     let args = ["serve", &memory, "--vhost-user", &socket, "--pull", &uri];
     refused(1, &args, &["--pull-record"]);

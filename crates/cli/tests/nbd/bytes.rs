@@ -95,8 +95,8 @@ fn no_byte_is_lost_where_blocks_are_larger() {
     run(&nbd.uri(), &[]);
 }
 
-/// The guest writes whole blocks, one version after the other. It finds older versions only where
-/// clients write.
+/// The guest writes whole blocks, one version after the other. The guest finds older versions only
+/// where clients write.
 #[test]
 fn no_byte_is_lost_beside_a_virtual_machine() {
     let dir = disk_dir();

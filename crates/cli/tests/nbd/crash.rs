@@ -33,7 +33,7 @@ fn what_was_flushed_outlives_the_server() {
             .stdout(Stdio::piped())
             .spawn()
             .expect("python3 is installed by `make setup`");
-        // Kills the server after some flushes, whatever it is doing then. The pipe stays open.
+        // Kills the server after some flushes, at any point of its work. The pipe stays open.
         let mut flushes = BufReader::new(writer.stdout.take().expect("piped")).lines();
         let count = flushes.by_ref().take(40).count();
         assert_eq!(count, 40, "the writer ended");

@@ -69,7 +69,7 @@ impl Raw {
         self.0.write_all(bytes).is_ok()
     }
 
-    /// Waits until the server closes the connection, whatever it sends before.
+    /// Waits until the server closes the connection. Ignores all data that the server sends before.
     fn is_dropped(&mut self) {
         let mut buffer = vec![0; 1 << 16];
         loop {

@@ -197,8 +197,8 @@ fn qemus_tools_convert_compare_map_and_write() {
     }
 }
 
-/// The clients of QEMU 8.2 and newer request extended headers. One request of more than 4 GiB shows
-/// that extended headers are in use.
+/// The clients of QEMU 8.2 and newer request extended headers. A single request of more than 4 GiB
+/// shows that extended headers are in use.
 #[test]
 fn qemu_uses_extended_headers() {
     let dir = disk_dir();

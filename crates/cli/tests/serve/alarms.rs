@@ -134,7 +134,8 @@ fn window_of_an_alarm_begins_with_the_alarm() {
     let _events = events(&served);
     let alarms = r#"alarms=["read:p90=250ms", "p50=100ns"]"#;
     stdout_of(&["disk", "change", &served.api(), alarms]);
-    // So few requests that the slow ones before them would raise the p90 alarm, if they counted.
+    // The new requests are so few that the earlier slow ones would raise the p90 alarm, if they
+    // counted.
     served.load(2000, &[]);
     event(&served.path("events"), "alarm", "p50=100ns");
     let alarm = &info(&served)["alarms"][0];

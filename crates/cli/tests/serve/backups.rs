@@ -363,7 +363,7 @@ fn what_would_disturb_a_backup_waits_for_its_end() {
     // A server that stops also ends its backup.
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     assert!(!Path::new(&served.arg("s.backup")).exists());
-    // There is no backup of an image that other processes may change.
+    // The server refuses a backup of an image that other processes may change.
     let served = Served::start(&image, &["--readonly", "--force-share"]);
     refused(1, &["backup", "start", &served.api()], &["other processes"]);
 }
@@ -427,7 +427,7 @@ fn a_copy_is_there_when_all_of_it_is() {
     eventually("it ends", || slow.0.try_wait().unwrap());
     assert!(fs::read(file("raw")).unwrap() == kept);
     assert!(backup(&served).is_null());
-    // So does a copy whose server is killed.
+    // A copy whose server is killed also leaves the existing file unchanged.
     let mut slow = begin_slowly(&served, &file("raw"));
     served.child.kill().unwrap();
     let status = eventually("it ends", || slow.0.try_wait().unwrap());

@@ -142,8 +142,8 @@ fn a_server_that_is_killed_forgets_no_change() {
             "round {round}"
         );
         drop(served);
-        // A round does not change the whole disk. It changes nothing only if the machine was too
-        // busy to begin.
+        // A round does not change the whole disk. A round changes nothing only if the machine was
+        // too busy to begin.
         assert!(changed > 0 || now == before);
     }
 }
@@ -185,7 +185,7 @@ fn what_does_not_become_a_backup_changes_nothing() {
     with_disk(&served.arg("s"), 1, |disk| {
         exercise(disk, &mut model, &mut Random::new(1));
         let changed = dirty(&served);
-        // A backup that nobody has confirmed leaves the bitmap as it was.
+        // A backup that no client has confirmed leaves the bitmap as it was.
         stdout_of(&["backup", "start", &api, "--bitmap", "b"]);
         refused(1, &["bitmap", "advance", &api, "b"], &["end it first"]);
         stdout_of(&["backup", "stop", &api]);

@@ -129,7 +129,7 @@ fn clients_that_hang_keep_nobody_out() {
 #[test]
 fn an_idle_daemon_uses_no_processor() {
     let served = Served::start("null:1G", &[]);
-    // One client stays connected; another has disconnected in the middle of a request.
+    // A client stays connected; another has disconnected in the middle of a request.
     let _connected = connect(&served);
     connect(&served).write_all(b"GE").unwrap();
     served.load(1000, &[]);

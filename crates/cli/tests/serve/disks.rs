@@ -93,7 +93,8 @@ fn disks_come_and_go_while_another_is_served() {
             "{listed}"
         );
     }
-    // Nothing of the removed disks is left. (`before` may include a client of the API.)
+    // The server has released all resources of the removed disks. (`before` may include a client of
+    // the API.)
     eventually("all is given back", || {
         let is_back = has().iter().zip(before).all(|(now, before)| *now <= before);
         is_back.then_some(())

@@ -154,7 +154,7 @@ fn a_throttle_delivers_its_rate() {
 /// The latencies that were recorded of one disk delay another disk.
 #[test]
 fn a_slow_disk_is_replayed_by_its_statistics() {
-    // Delays every other request. What a busy machine adds is little in comparison.
+    // Delays every other request. The delay that a busy machine adds is short in comparison.
     let slow = Served::start("null:1G", &["--inject", "storage=100ms"]);
     slow.load(20, &["--iodepth", "1"]);
     let dir = disk_dir();
@@ -271,7 +271,7 @@ fn front_ends_wait_before_they_are_served() {
     let served = Served::start("null:1G", &["--filter", "delay:connect=300ms"]);
     let start = Instant::now();
     served.load(1, &[]);
-    // It never takes less time, however slow the machine is.
+    // The front-end never waits for a shorter time, however slow the machine is.
     assert!(start.elapsed() >= Duration::from_millis(300));
 }
 

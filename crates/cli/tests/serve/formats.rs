@@ -399,8 +399,8 @@ fn an_image_that_qemu_left_dirty_is_repaired_first() {
     }
 }
 
-/// The server does not record bitmaps whose names are invalid for it. They miss writes, so the
-/// server marks them as in use. No bitmap is lost.
+/// The server does not record bitmaps whose names are invalid for it. Bitmaps that are not recorded
+/// miss writes, so the server marks them as in use. No bitmap is lost.
 #[test]
 fn enabled_bitmaps_are_in_use_afterwards() {
     let dir = disk_dir();

@@ -158,8 +158,8 @@ fn damage_is_shown_when_it_is_found_and_until_it_is_repaired() {
     );
     assert_eq!(served.terminate().0, Some(0));
 
-    // The server does not write to the image any more. It shows the damage to readers, even before
-    // the disk is used.
+    // The server does not write to the image any more. The server reports the damage of a read-only
+    // disk, even before the disk is used.
     let path = as_arg(&image);
     let (sockets, words) = (short_dir(), ["marked corrupt", "--repair all"]);
     let socket = as_arg(&sockets.path().join("s"));

@@ -170,7 +170,7 @@ fn bitmaps_and_clients_know_of_nothing() {
     eventually("more", || (written(&log) > before + 50).then_some(()));
     drop(load);
     let bitmap = stdout_of(&["bitmap", "list", &api]);
-    // The number of blocks that so many writes of one sector, one after the other, have reached.
+    // The number of blocks that `written` consecutive writes of one sector have reached.
     let blocks = 1..=written(&log) / 128 + 2;
     let mut told = blocks.map(|n| format!("b: {} KiB changed, ", n * 64));
     assert!(told.any(|told| bitmap.starts_with(&told)), "{bitmap}");
@@ -225,8 +225,8 @@ fn what_cannot_be_kept_is_refused() {
     );
 }
 
-/// A killed server may have left requests with a front-end. They must reach the image before a
-/// snapshot.
+/// A killed server may have left requests with a front-end. These requests must reach the image
+/// before a snapshot.
 #[test]
 fn what_a_front_end_may_know_comes_first() {
     let dir = disk_dir();

@@ -148,7 +148,7 @@ fn mirror_that_does_not_run_yet_is_listed() {
 }
 
 fn list_a_starting_mirror(dir: &Path, served: &Served) {
-    // Connections succeed, but nobody replies.
+    // Connections succeed, but no server replies.
     let socket = dir.join("silent");
     let silent = UnixListener::bind(&socket).unwrap();
     let target = format!("nbd+unix:///?socket={}", as_arg(&socket));

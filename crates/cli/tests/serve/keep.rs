@@ -121,7 +121,7 @@ fn what_is_changed_is_so_again() {
         text.contains("filters = [\"delay\", \"delay:read=2us\"]"),
         "{text}"
     );
-    // A transient disk becomes persistent if a request says so.
+    // A transient disk becomes persistent if a request asks for that.
     add(&served, "now", &["--transient"]);
     let put = |query: &str| {
         let output = Command::new("curl")
@@ -332,8 +332,8 @@ fn a_full_disk_loses_nothing() {
     mount(&["umount", "--lazy", &as_arg(&dir)]);
 }
 
-/// A server that is killed at any time keeps the changes that it has acknowledged. Of the change in
-/// flight it keeps all or nothing.
+/// A server that is killed at any time keeps the changes that it has acknowledged. The server keeps
+/// the change in flight as a whole, or not at all.
 #[test]
 fn a_crash_leaves_each_disk_as_it_was_or_as_it_was_to_be() {
     let mut served = start(short_dir(), "");

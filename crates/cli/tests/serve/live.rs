@@ -84,7 +84,7 @@ fn get(served: &Served, place: &str) -> (String, String) {
     (status.to_owned(), body.to_owned())
 }
 
-/// A slow disk, a disk whose writes fail, and a disk that nobody uses.
+/// A slow disk, a disk whose writes fail, and a disk that no client uses.
 pub const THREE: &str = "[[disk]]\nname = 'slow'\nimage = 'memory:16M'\nnbd = true\nfilters = ['delay:read=30ms']\n\
     [[disk]]\nname = 'bad'\nimage = 'memory:1M'\nnbd = true\nfilters = ['fault:error=EIO,op=write']\n\
     [[disk]]\nname = 'idle'\nimage = 'memory:1M'\nnbd = true\n";
@@ -139,7 +139,7 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
         );
         let queue = number(&read["stages_us"]["queue"]);
         assert!(queue >= 29e3, "{slow}");
-        // There is one client, which waits for each reply.
+        // A single client waits for each reply.
         assert!(
             (0.1..1.5).contains(&number(&slow["mean_in_flight"])),
             "{slow}"
@@ -182,7 +182,7 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
     // A TCP client gets the same samples.
     let sample = by_tcp.next().unwrap();
     assert_eq!(sample["disks"].as_array().unwrap().len(), 3);
-    // A client may ask for one disk only. Its samples are from the same sampler.
+    // A client may ask for one disk only. The samples of this client are from the same sampler.
     let mut one = Listener::of(&served, "&disk=bad");
     let sample = one.next().unwrap();
     assert_eq!(sample["disks"].as_array().unwrap().len(), 1);
@@ -243,7 +243,7 @@ fn who_does_not_read_costs_nobody_anything_and_there_are_few_of_them() {
     silent.iter_mut().for_each(ask_and_never_read);
     let mut by_tcp = TcpStream::connect(&address).unwrap();
     ask_and_never_read(&mut by_tcp);
-    // One more client gets its samples as if the others did not exist.
+    // An additional client gets its samples as if the others did not exist.
     let mut reads = Listener::of(&served, "");
     let start = Instant::now();
     let numbers: Vec<_> = (0..6)
@@ -335,7 +335,8 @@ fn after_an_upgrade_listeners_come_again_and_nothing_is_counted_twice() {
     for sample in &samples {
         assert_ne!(server_of(sample), old);
         let slow = disk(sample, "slow");
-        // The rate is still one read in 30 ms. It does not include the requests before the upgrade.
+        // The rate is still one read in 30 ms. The rate does not include the requests before the
+        // upgrade.
         assert!(number(&slow["all"]["iops"]) < 60.0, "{slow}");
         assert_eq!(slow["restarted"], false);
     }

@@ -54,7 +54,7 @@ pub fn check(dir: &Path, format: &str, image: &str) {
     }
 }
 
-/// Checks an image whose server was killed. It may have leaked clusters, but no errors.
+/// Checks an image whose server was killed. The image may have leaked clusters, but no errors.
 pub fn check_killed(dir: &Path, format: &str, image: &str) {
     if format != "raw" {
         let output = tool(dir, "qemu-img", &["check", "-f", format, image]);
@@ -101,7 +101,7 @@ fn every_kind_of_image_becomes_another_while_it_is_used() {
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
             exercise(disk, &mut model, &mut random);
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
-            // Nothing writes to the old image any more.
+            // The server does not write to the old image any more.
             assert!(then == kind.contents(dir, None));
         });
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
@@ -171,7 +171,7 @@ pub fn disk_after_a_kill(served: &Served, name: &str, log: &Path, untouched: u8)
     let contents = fs::read(out).unwrap();
     let found = there(&contents);
     assert!(found >= acknowledged, "{name}: {found} of {acknowledged}");
-    // (One write may have been in flight.)
+    // (A write may have been in flight.)
     let rest = contents.get((found + 1) * 512..).unwrap_or_default();
     assert!(rest.iter().all(|byte| *byte == untouched), "behind {found}");
     contents
@@ -267,7 +267,7 @@ fn users_wait_until_the_target_is_kept() {
         deadline.check();
         last = written(&log);
     }
-    // (One request may have been in flight.)
+    // (A request may have been in flight.)
     assert!(last <= before + 1, "{before} {last}");
     eventually("more of it", || (written(&log) > last + 20).then_some(()));
     drop((load, completes));

@@ -15,7 +15,7 @@ use std::thread;
 fn stop_leaves_a_ready_mirror_when_users_cannot_be_held() {
     let dir = short_dir();
     let path = |name: &str| as_arg(&dir.path().join(name));
-    // Its writes take longer than the server waits for requests in flight.
+    // Writes to this disk take longer than the server waits for requests in flight.
     let mut slow = Command::new("nbdkit");
     slow.args(["-f", "-U", &path("k"), "--filter=delay", "memory", "4M"]);
     let _slow = Kept::spawn(slow.arg("wdelay=20"));
@@ -45,7 +45,8 @@ fn stop_leaves_a_ready_mirror_when_users_cannot_be_held() {
 
 /// Returns whether a mirror of the disk is being started.
 fn is_starting(served: &Served) -> bool {
-    // This command changes nothing. It is refused while the server changes the disk.
+    // This command changes nothing. The server refuses the command while a change of the disk is in
+    // progress.
     let output = run(&["set", &served.api(), "pause", "frozen=no"]);
     String::from_utf8_lossy(&output.stderr).contains("being changed")
 }

@@ -126,7 +126,7 @@ pub struct ThawOnDrop<'a>(pub &'a FileSystem);
 
 impl Drop for ThawOnDrop<'_> {
     fn drop(&mut self) {
-        // (It may be thawed already.)
+        // (The file system may be thawed already.)
         let place = &self.0.0;
         let thaw = Command::new("fsfreeze")
             .args(["--unfreeze", place])
@@ -148,7 +148,8 @@ fn succeeds(program: &str, args: &[&str]) {
     assert!(output.status.success(), "{program} {args:?}: {output:?}");
 }
 
-/// The thread that waits for the target stays behind. Its end must not affect the next mirror.
+/// The thread that waits for the target stays behind. The end of this thread must not affect the
+/// next mirror.
 #[test]
 fn forced_stop_of_a_mirror_to_a_file_system_that_hangs_succeeds() {
     let dir = disk_dir();

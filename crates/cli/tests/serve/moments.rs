@@ -196,8 +196,8 @@ fn guests_wait_for_an_instant_and_not_for_ever() {
     });
 }
 
-/// Starts a guest agent. It sends the name of each command to `asked`, and replies with what it
-/// receives from `answers`.
+/// Starts a guest agent. The agent sends the name of each command to `asked`, and replies with what
+/// it receives from `answers`.
 fn agent(socket: &Path, asked: Sender<String>, answers: Receiver<&'static str>) {
     let listener = UnixListener::bind(socket).unwrap();
     thread::spawn(move || {

@@ -292,7 +292,7 @@ fn name_has_one_owner() {
         "{log}"
     );
     assert!(line(warning).contains("WARN"), "{log}");
-    // Nothing is lost. The server uses the definition once there is only one.
+    // No file is lost. The server uses the definition once only one of the two files exists.
     assert_eq!(files(&served), 2);
     fs::remove_file(served.path("disks/b.toml")).unwrap();
     reload(&served, &both);

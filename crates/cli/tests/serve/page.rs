@@ -183,7 +183,7 @@ fn the_page_filters_sorts_and_comes_back_when_the_server_does() {
         &mut browser,
         &format!("sample.pid !== {pid} && document.getElementById('state').textContent === 'live'"),
     );
-    // A page that is not visible requests nothing. It continues when it is visible again.
+    // A page that is not visible requests nothing. The page continues when it is visible again.
     browser.eval(
         "Object.defineProperty(document, 'hidden', { value: true, configurable: true }); \
                   document.dispatchEvent(new Event('visibilitychange'))",

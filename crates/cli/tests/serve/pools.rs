@@ -101,7 +101,7 @@ fn disks_of_a_pool_come_and_go_while_others_are_served() {
         load.signal("INT");
         assert!(load.0.wait().unwrap().success(), "{}", served.log());
     }
-    // Nothing of the removed disks is left.
+    // The server has released all resources of the removed disks.
     eventually("all is given back", || (has() == before).then_some(()));
     for name in ["one", "two"] {
         let shown = info(&served, name);
@@ -342,7 +342,7 @@ fn a_thousand_disks_that_are_idle_cost_little() {
 /// Tests one thread, because the kernel decides how much CPU time each of several threads gets.
 #[test]
 fn busy_disks_get_equal_parts_of_a_thread() {
-    // (What the loads get also depends on the CPUs that other programs leave them.)
+    // (The shares of the loads also depend on the CPU time that other programs leave them.)
     outrank_other_programs();
     decide(each_busy_disk_gets_its_part);
 }

@@ -39,8 +39,8 @@ fn cpus() -> (libc::cpu_set_t, libc::cpu_set_t) {
     }
 }
 
-/// A thread that gets no CPU time may stay in the middle of a write to an eventfd for long. This
-/// does not mean that the eventfd is full.
+/// A thread that gets no CPU time may stay in the middle of a write to an eventfd for long. A write
+/// that does not return does not mean that the eventfd is full.
 #[test]
 fn server_without_cpu_time_keeps_its_queues() {
     let served = Served::start("null:64M", &[]);

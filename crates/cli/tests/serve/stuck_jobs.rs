@@ -36,7 +36,7 @@ fn serve(image: &str, more: &[&str]) -> Served {
     Served::start(image, &[&args, more].concat())
 }
 
-/// Returns the only job as `fathom info` shows it, or null if there is none yet.
+/// Returns the only job as `fathom info` shows it, or null if no job exists yet.
 fn job(served: &Served) -> Value {
     let info = stdout_of(&["info", &served.api(), "--json"]);
     let info: Value = serde_json::from_str(&info).unwrap();
@@ -229,7 +229,7 @@ fn end_of_a_stream_whose_backing_file_does_not_answer_is_refused_at_once() {
     });
     assert!(served.log().contains("are abandoned"), "{}", served.log());
     far.resume();
-    // (The image is locked as long as its requests are in flight. It may have leaked clusters.)
+    // (The image is locked while its requests are in flight. The image may have leaked clusters.)
     eventually("the image is valid", || {
         let check = ["check", "-f", "qcow2", &top];
         let checked = Command::new("qemu-img").args(check).output().unwrap();

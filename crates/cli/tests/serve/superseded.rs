@@ -1,4 +1,4 @@
-//! Checks that nobody writes by mistake to an image that a disk has left for a newer one.
+//! Checks that no program writes by mistake to an image that a disk has left for a newer one.
 
 use crate::driver::{Request, with_disk};
 use crate::keep;
@@ -16,7 +16,7 @@ use std::path::Path;
 const MARK: &str = "user.fathom.superseded";
 const SIZE: u64 = 4 << 20;
 
-/// Returns the mark of an image's file, or null if there is none.
+/// Returns the mark of an image's file, or null if the file has no mark.
 fn mark(path: &str) -> Value {
     let mut bytes = vec![0; 4096];
     match getxattr(path, MARK, bytes.as_mut_slice()) {

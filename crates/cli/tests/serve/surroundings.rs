@@ -1,5 +1,5 @@
-//! Checks failures of what a server depends on: storage that does not respond, a log that nobody
-//! reads, threads that cannot be created, files that cannot grow.
+//! Checks failures of what a server depends on: storage that does not respond, a log that no
+//! process reads, threads that cannot be created, files that cannot grow.
 
 use crate::support::nbd::{make_image, prints, python};
 use crate::support::{
@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// One of two disks is on a server of QEMU, which is stopped in the middle of a request.
+/// The first of two disks is on a server of QEMU, which is stopped in the middle of a request.
 #[test]
 fn a_storage_that_says_nothing_ends_neither_the_others_nor_the_end() {
     let (images, dir) = (disk_dir(), short_dir());
@@ -196,7 +196,7 @@ fn thaw_without_a_thread_releases_clients() {
     assert_eq!(line.as_deref(), Ok("read"), "{}", served.log());
 }
 
-/// Nothing waits for the reader of the log, not even the end of the server.
+/// No operation waits for the reader of the log, not even the end of the server.
 #[test]
 fn a_log_that_nobody_reads_for_now_holds_up_nothing() {
     let dir = short_dir();

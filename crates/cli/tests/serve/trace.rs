@@ -101,7 +101,7 @@ fn tracing_is_switched_on_and_off_under_load() {
     live(&trace, 100);
 }
 
-/// This holds even if the server's thread continues late after its reply.
+/// The trace is complete even if the server's thread continues late after its reply.
 #[test]
 fn a_trace_that_was_switched_off_has_all_that_clients_have_seen() {
     // The injector delays every other interrupt for this time.
@@ -176,8 +176,8 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
-/// Other instruments are checked against this: an injected delay is only in its own stage, and as
-/// long as the injector says.
+/// Checks the reference for other instruments: an injected delay is only in its own stage, and as
+/// large as the injector reports.
 #[test]
 fn an_injected_delay_is_found_in_its_stage() {
     // A front-end that finds its reply before it sleeps requests no interrupt. The filter delays

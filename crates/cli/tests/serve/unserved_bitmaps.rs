@@ -227,7 +227,7 @@ fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
     let found = listed(&[&image]);
     assert!(found[0].2.as_ref().unwrap().contains("another program"));
     assert_eq!(found[0].1, SIZE);
-    // The problem remains, whatever else is done with the bitmap.
+    // The problem remains, even after the bitmap has been merged into another one.
     disk.bitmap(&["--add"], "c");
     disk.bitmap(&["--merge", "b"], "c");
     let found = listed(&[&image]);
@@ -402,7 +402,7 @@ fn a_bitmap_that_has_missed_something_is_not_believed() {
     served.child.kill().unwrap();
     served.child.wait().unwrap();
     drop(served);
-    // (For example, somebody has copied the directory by hard links.)
+    // (For example, a user has copied the directory by hard links.)
     let (bitmap, link) = (dir.path().join("i.bitmaps/b"), dir.path().join("link"));
     fs::hard_link(&bitmap, &link).unwrap();
     eventually("its locks are gone", || {

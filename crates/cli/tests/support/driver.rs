@@ -71,7 +71,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: `self` owns the mapping, and nobody has a reference into it.
+        // SAFETY: `self` owns the mapping, and no reference into the mapping exists.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }

@@ -113,7 +113,7 @@ pub fn exercise(disk: &mut Driver<'_>, model: &mut [u8], random: &mut Random) {
     }
 }
 
-/// Each discarded sector is unchanged or zeroes. Its contents are then fixed.
+/// Each discarded sector is unchanged or zeroes. The contents of the sector are then fixed.
 fn discarded(disk: &mut Driver<'_>, part: &mut [u8], range: Range<u64>) {
     let chunks = part.chunks_mut(MAX_LEN).zip(range.step_by(MAX_LEN));
     for (part, offset) in chunks {

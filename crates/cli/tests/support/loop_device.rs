@@ -1,4 +1,4 @@
-//! Loop devices. They need root.
+//! Loop devices, which need root.
 
 use super::as_arg;
 use super::nbd::tool;

@@ -90,7 +90,7 @@ pub fn listens(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
-/// Creates a socket file on which nobody listens any more.
+/// Creates a socket file on which no process listens any more.
 pub fn make_dead_socket(path: &Path) {
     drop(UnixListener::bind(path).expect("a socket"));
     // Processes started by other tests also have the socket until they call exec.
@@ -149,7 +149,7 @@ fn has_stopped(pid: u64) -> bool {
 pub struct Served {
     pub dir: TempDir,
     pub child: Child,
-    /// Process id of the successor; 0 if there is none.
+    /// Process id of the successor; 0 if no successor exists.
     successor: AtomicU64,
 }
 
@@ -339,8 +339,8 @@ pub fn as_arg(path: &Path) -> String {
 /// Makes the next process inherit `fd` under the number 3.
 pub fn pass(command: &mut Command, fd: RawFd) {
     let pass = move || {
-        // SAFETY: dup2(2) and fcntl(2) may be called between fork and exec. Nothing in the child
-        // needs the previous descriptor 3.
+        // SAFETY: dup2(2) and fcntl(2) may be called between fork and exec. The child does not need
+        // the previous descriptor 3.
         match unsafe { (libc::dup2(fd, 3), libc::fcntl(3, libc::F_SETFD, 0)) } {
             (3, 0) => Ok(()),
             _ => Err(std::io::Error::last_os_error()),

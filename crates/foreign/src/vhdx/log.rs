@@ -88,7 +88,8 @@ pub fn must_be_replayed() -> Error {
 impl Ring {
     /// Returns the active sequence (section 2.3.3).
     ///
-    /// It is the newest sequence that contains the oldest entry that it still needs.
+    /// The active sequence is the newest one that contains the oldest entry that its head still
+    /// needs.
     fn active(&mut self) -> Result<Option<Sequence>> {
         let mut best: Option<Sequence> = None;
         let mut tail = 0;

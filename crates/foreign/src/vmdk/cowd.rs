@@ -1,6 +1,6 @@
 //! Sparse extents of ESX Server, which QEMU calls version 3.
 //!
-//! They are specified in "Virtual Disk Format" 5.0, "ESX Server Sparse Extents".
+//! These extents are specified in "Virtual Disk Format" 5.0, "ESX Server Sparse Extents".
 
 use super::grains::{self, Meaning, SECTOR, Tables};
 use crate::blocks::{Blocks, Budget, Rule};

@@ -1,6 +1,6 @@
 //! Hosted sparse extents, including stream-optimized ones.
 //!
-//! They are specified in "Virtual Disk Format" 5.0, "Hosted Sparse Extents".
+//! Hosted sparse extents are specified in "Virtual Disk Format" 5.0, "Hosted Sparse Extents".
 
 use super::descriptor::{self, Descriptor};
 use super::grains::{self, Meaning, SECTOR, Tables};

@@ -174,7 +174,7 @@ fn vhdx() {
         "its log of",
     );
 
-    // One valid region table is enough.
+    // A single valid region table is enough.
     let mut one = good.with(table, b"x");
     assert!(open_bytes(Kind::Vhdx, &one, &[]).is_ok());
     one[(256 << 10) + 100] ^= 1;

@@ -25,7 +25,7 @@ impl WriteBehind {
             move || {
                 for () in is_due {
                     // SAFETY: the descriptor is open during the call, and the call takes no
-                    // pointers. Its result is ignored, because write-back is only an optimization.
+                    // pointers. The result is ignored, because write-back is only an optimization.
                     unsafe {
                         libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE)
                     };

@@ -16,8 +16,8 @@ pub(crate) use pool::Pool;
 pub use segment::{Segment, Segments, State};
 pub(crate) use zero::run_of;
 
-/// Returns how many compressed writes of `unit` bytes to keep in flight. That number keeps all
-/// cores busy, and lets small compressed clusters fill a block of the file together.
+/// Returns how many compressed writes of `unit` bytes to keep in flight. The returned number keeps
+/// all cores busy, and lets small compressed clusters fill a block of the file together.
 pub(crate) fn compressed_at_once(unit: u64) -> usize {
     const BYTES: u64 = 16 << 20;
     (BYTES / unit).clamp(16, 256) as usize

@@ -98,7 +98,7 @@ pub fn add(
 
 /// Returns the changes that free the slot `number`.
 ///
-/// They mark the slot as inactive first, then wipe its key material, then clear its salt and
+/// The changes mark the slot as inactive first, then wipe its key material, then clear its salt and
 /// iterations.
 pub fn remove(layout: &Layout, parts: &Parts, number: u32) -> Result<Vec<Change>> {
     let area = area(layout, parts, number);

@@ -39,7 +39,7 @@ const OFFSET: usize = 256;
 const CHECKSUM: usize = 448;
 const CHECKSUM_LEN: usize = 64;
 
-/// One of the two copies of the header.
+/// A copy of the header, of which a disk has two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
     First,

@@ -74,8 +74,8 @@ pub fn empty(hash: Hash, digest: &Digest, iterations: u32, sector_size: u32) -> 
 
 /// Returns the number of a free slot and the changes that store `key` in the slot.
 ///
-/// The changes write the key material first, then both copies of the header. One copy is valid at
-/// any time.
+/// The changes write the key material first, then both copies of the header. At least one copy is
+/// valid at any time.
 pub fn add(
     layout: &Layout,
     parts: &Parts,
@@ -107,7 +107,7 @@ pub fn add(
 
 /// Returns the changes that remove the slot `number`.
 ///
-/// They write both copies of the header without the slot, then wipe its key material.
+/// The changes write both copies of the header without the slot, then wipe its key material.
 pub fn remove(layout: &Layout, parts: &Parts, number: u32) -> Result<Vec<Change>> {
     let mut json = layout.json.clone();
     let name = number.to_string();

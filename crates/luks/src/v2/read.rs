@@ -345,7 +345,7 @@ mod tests {
             assert_eq!(spare([false, true]).unwrap(), Copy::First, "{sequences:?}");
             assert!(spare([false, false]).is_err());
         }
-        // Of two readable copies, the older one is overwritten first.
+        // If both copies are readable, the older one is overwritten first.
         let spare = |sequences| newest(copies(sequences, [true, true])).unwrap().2;
         assert_eq!(spare([1, 2]), Copy::First);
         assert_eq!(spare([2, 1]), Copy::Second);

@@ -1,4 +1,4 @@
-//! Noisy neighbours: measures some hosts alone and beside the load of others, in turn.
+//! Noisy neighbours: measures some hosts alone and together with the load of others, in turn.
 
 use super::client::{Clients, Part, run};
 use super::told::{Together, Told};
@@ -62,8 +62,8 @@ struct Round {
 
 /// Comparison of one operation.
 ///
-/// A ratio is the result with noise divided by the result alone, of the same round. It has the
-/// median, the minimum and the maximum of all rounds.
+/// A ratio is the result with noise divided by the result alone, of the same round. Each `Ratio`
+/// has the median, the minimum and the maximum of all rounds.
 #[derive(Debug, Serialize)]
 struct Compared {
     op: String,

@@ -37,7 +37,7 @@ pub struct Done {
     pub began_us: Option<u64>,
 }
 
-/// One side of a connection.
+/// A side of a connection.
 pub struct Wire<S: Read + Write> {
     stream: BufReader<S>,
     /// The received part of an incomplete line.

@@ -168,7 +168,7 @@ fn one_disk_has_its_heat_map_with_axes() {
             .iter()
             .find(|line| line.contains('█') && line.contains('│'))
             .unwrap();
-        // There are three intervals. In the narrow map, a column covers two of them.
+        // The heat map has three intervals. In the narrow map, a column covers two of them.
         let columns = first.chars().filter(|c| *c == '█').count();
         assert_eq!(columns, if width == 80 { 2 } else { 3 }, "{first}");
         assert!(

@@ -40,7 +40,7 @@ fn sockets(pid: u64) -> Vec<OwnedFd> {
     let mut numbers: Vec<i32> = numbers.map(|name| name.parse().unwrap()).collect();
     numbers.sort_unstable();
     let copies = numbers.into_iter().filter_map(|number| {
-        // SAFETY: see above; the pointers are to values that live as long as the calls.
+        // SAFETY: see above; the pointers are to values that live until the calls return.
         unsafe {
             let fd = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0);
             let fd = OwnedFd::from_raw_fd(call(fd) as i32);

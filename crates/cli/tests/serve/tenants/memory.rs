@@ -7,13 +7,13 @@ use crate::support::short_dir;
 use std::fs;
 use std::sync::Barrier;
 
-/// Number of tenants. Their rings share their user's limit of locked memory with those of other
-/// tests.
+/// Number of tenants. The rings of all tenants share their user's limit of locked memory with those
+/// of other tests.
 const TENANTS: usize = 16;
 
-/// Maximum memory of a tenant in KiB, without the pages that the loader has written to. (Their
-/// number depends on the size of the program: 1.4 MiB in the program for tests, half of that in the
-/// program for users.)
+/// Maximum memory of a tenant in KiB, without the pages that the loader has written to. (The size
+/// of these pages depends on the size of the program: 1.4 MiB in the program for tests, half of
+/// that in the program for users.)
 const BAR: u64 = 3328;
 
 /// Returns the size of the program's pages in which the loader has stored addresses, in KiB.

@@ -138,7 +138,7 @@ fn clients_of_a_server_whose_successor_fails_go_on() {
 }
 
 /// TLS clients prevent an upgrade, or are disconnected if the command allows that. An upgrade that
-/// fails disconnects nobody.
+/// fails disconnects no client.
 #[test]
 fn clients_by_tls_stand_in_the_way_or_end() {
     let (dir, certificates) = (disk_dir(), Certificates::new());

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Duration of the load of each format in seconds. FATHOM_ROUNDS multiplies it.
 const SECONDS: u64 = 5;
 
-/// One disk, and the directory of its servers.
+/// A disk, and the directory of its servers.
 struct Bed<'a> {
     dir: &'a Path,
     image: &'a str,
@@ -35,7 +35,8 @@ impl Bed<'_> {
             let answers = || run(&info).status.success().then_some(true);
             let mut ends = || child.try_wait().unwrap().map(|_| false);
             let is_there = eventually("an answer or an end", || answers().or_else(&mut ends));
-            // Reaps the process whenever it ends. Its successors are not children of this process.
+            // Reaps the process whenever it ends. The successors of that process are not children
+            // of this process.
             std::thread::spawn(move || child.wait());
             is_there.then_some(())
         });

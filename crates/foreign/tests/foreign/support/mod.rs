@@ -128,7 +128,7 @@ pub fn read(image: &Image, files: &[&dyn Bytes], step: u64) -> Vec<u8> {
 
 /// Creates a disk of `size` bytes with compressible data, incompressible data and zeroes.
 ///
-/// They alternate in ranges of odd lengths.
+/// The three kinds alternate in ranges of random lengths.
 pub fn disk(size: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng(seed);
     let mut bytes = Vec::with_capacity(size + (1 << 20));
