@@ -83,7 +83,7 @@ impl Cx {
         tag
     }
 
-    /// Returns the owner that was added last; [`Owner::SOURCE`] if there is none.
+    /// Returns the owner that was added last; [`Owner::SOURCE`] if no owner was added.
     pub fn newest_owner(&self) -> Owner {
         self.newest
     }
@@ -121,9 +121,9 @@ impl Cx {
     }
 
     /// Returns the requests of sources and of all owners that were completed since the mark. For a
-    /// layer that keeps track of the requests it has passed on. Such a layer calls this after each
-    /// call of the layer below and before it returns to the layer above. From then on, a child's
-    /// owner may reuse the slot.
+    /// layer that keeps track of the requests it has passed on. The layer calls this function after
+    /// each call of the layer below and before it returns to the layer above. From then on, a
+    /// child's owner may reuse the slot.
     #[inline]
     pub fn completed_since(&self, mark: Mark) -> Completed {
         Completed {

@@ -18,7 +18,7 @@ pub struct DiskInfo {
     pub block_size: u32,
     /// Unit that the storage writes in one piece: `block_size` times a power of two.
     pub physical_block_size: u32,
-    /// Preferred I/O size, or 0 if there is none.
+    /// Preferred I/O size, or 0 if the disk has no preference.
     pub optimal_io_size: u32,
     pub read_only: bool,
     /// A completed write may be volatile until the next flush.
@@ -142,8 +142,8 @@ pub trait Disk: Send + Sync {
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError>;
 }
 
-/// One worker's path to the disk. A channel never blocks, except in storage that does not wait for
-/// a device (memory, a file in tmpfs).
+/// A worker's path to the disk. A channel never blocks, except in storage that does not wait for a
+/// device (memory, a file in tmpfs).
 pub trait Channel {
     /// Starts a request, which is in [`Stage::Queue`](crate::Stage::Queue). The layer that accepts
     /// the request moves it to `Map` and `Device`. The request ends, now or later, in exactly one

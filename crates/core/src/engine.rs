@@ -23,7 +23,7 @@ pub enum IoKind {
     Allocate { mode: i32 },
 }
 
-/// One I/O operation.
+/// An I/O operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
     pub kind: IoKind,
@@ -47,7 +47,7 @@ pub enum SocketIoKind {
     Send,
 }
 
-/// One operation on a connected stream socket.
+/// An operation on a connected stream socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketIo {
     pub kind: SocketIoKind,
@@ -83,12 +83,12 @@ pub enum Wait {
     For(Duration),
 }
 
-/// One worker's interface to the kernel, created and used on that worker's thread.
+/// A worker's interface to the kernel, created and used on that worker's thread.
 pub trait Engine {
     /// Returns the engine's name: "io_uring", "native" or "threads".
     fn name(&self) -> &'static str;
 
-    /// Makes room for `n` operations in flight; called before there are so many.
+    /// Makes room for `n` operations in flight; called before that number is reached.
     fn reserve(&mut self, n: usize) -> io::Result<()>;
 
     /// Registers a file, which stays open at least until `remove_file`.
@@ -146,8 +146,8 @@ pub trait Engine {
     fn cancel_socket(&mut self, _token: Token) {}
 
     /// Produces a completion with `token` each time that `fd` (an eventfd) is signalled, and at
-    /// least one for signals from before this call. The engine does not read the eventfd, and
-    /// nobody else needs to.
+    /// least one for signals from before this call. The engine does not read the eventfd, and no
+    /// other code needs to.
     fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()>;
 
     /// Stops watching. Completions in flight may still arrive.

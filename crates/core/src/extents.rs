@@ -5,7 +5,7 @@ use libc::iovec;
 /// Block status of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Nothing is allocated for the range.
+    /// No storage is allocated for the range.
     pub hole: bool,
     /// The range reads as zeroes.
     pub zero: bool,
@@ -42,8 +42,8 @@ const WORD: usize = size_of::<u64>();
 /// Writes consecutive extents, beginning at the request's offset, into the request's only segment.
 ///
 /// Each extent is a native-endian u64 with length and status. A 0 follows the last extent unless
-/// the segment is full. There is at least one extent, of at least one byte. The extents may end
-/// before the request does, but never extend beyond it.
+/// the segment is full. The reply has at least one extent, of at least one byte. The extents may
+/// end before the request does, but never extend beyond it.
 pub struct Extents {
     next: *mut u8,
     /// Number of further extents for which the segment has room.
@@ -54,8 +54,8 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// Begins the reply about `len` bytes to a request with these segments. There must be a single
-    /// segment, with room for at least one extent.
+    /// Begins the reply about `len` bytes to a request with these segments. The request must have a
+    /// single segment, with room for at least one extent.
     ///
     /// # Safety
     /// The request is in flight, so that its segment is valid, and completes after the last use of
@@ -196,7 +196,7 @@ mod tests {
                 iov_base: buffer.as_mut_ptr().cast(),
                 iov_len: buffer.len(),
             };
-            // SAFETY: the buffer lives as long as the test.
+            // SAFETY: the buffer lives until the test ends.
             unsafe { narrow(&[segment], 100, 1000) };
             extents(&buffer).collect::<Vec<_>>()
         };
@@ -219,7 +219,7 @@ mod tests {
             iov_base: one.as_mut_ptr().cast(),
             iov_len: one.len(),
         };
-        // SAFETY: the buffer lives as long as the test.
+        // SAFETY: the buffer lives until the test ends.
         let mut out = unsafe { Extents::of(&[segment], 100) };
         for (status, len) in [(hole, 10), (data, 10), (hole, 80)] {
             out.push(status, len);

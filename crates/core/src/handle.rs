@@ -22,9 +22,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Timeout for a worker to read its mailbox. A working worker reads it after each turn. One that
-/// does not may be blocked, for example by guest memory whose pages do not arrive, and may never
-/// read it again.
+/// Timeout for a worker to read its mailbox. A working worker reads it after each turn. A worker
+/// that does not read it may be blocked, for example by guest memory whose pages do not arrive, and
+/// may never read it again.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A handle to a worker. Dropping the handle stops the worker.
@@ -239,7 +239,7 @@ impl WorkerHandle {
         answer
     }
 
-    /// Tells the worker to end, without waiting. It must have no sources any more.
+    /// Tells the worker to end, without waiting. The worker must have no sources any more.
     pub fn stop(&self) {
         self.outbox.send(Command::Stop);
     }

@@ -8,9 +8,9 @@
 //!
 //! Once its queues are attached, a worker allocates no memory, takes no lock, formats no text, and
 //! waits only in [`Engine::submit`]. Locks are necessary only where other threads do a part of the
-//! work. The slab, the batch and the buffer of completions grow when a source attaches. One system
-//! call of the engine submits and reaps the requests of a turn. A request has a system call of its
-//! own only if its storage has the data in memory.
+//! work. The slab, the batch and the buffer of completions grow when a source attaches. A single
+//! system call of the engine submits and reaps the requests of a turn. A request has a system call
+//! of its own only if its storage has the data in memory.
 //!
 //! [`Source::pop`] fills a batch instead of returning one request. A batch therefore costs one
 //! dynamic call, and a virtqueue reads its avail index once.

@@ -1,16 +1,16 @@
 //! Signals a peer's eventfds without ever waiting for the peer.
 //!
-//! A write to an eventfd whose counter is full sleeps until somebody reads the eventfd, unless
-//! O_NONBLOCK is set. The peer shares that flag. It may rely on blocking reads, and it may clear
+//! A write to an eventfd whose counter is full sleeps until a thread or process reads the eventfd,
+//! unless O_NONBLOCK is set. The peer shares that flag, may rely on blocking reads, and may clear
 //! the flag at any time. No system call requests a single non-blocking write: RWF_NOWAIT is for
 //! files with write_iter, which eventfds do not have. Alternatives to write(2), such as a
 //! completion of Linux AIO or of a separate ring, take two to three times as long.
 //!
-//! So each thread announces its writes. One watcher per process sends a signal to a thread that it
-//! finds in the same write twice. The signal handler asks the kernel whether that write would wait
-//! now: whether the eventfd blocks its writers and has no room (poll(2) without POLLOUT). Only then
-//! does the handler put another eventfd in its place. Elapsed time proves nothing, because a thread
-//! that is kept off the CPU stays in its write for as long as that takes.
+//! Therefore each thread announces its writes. A single watcher per process sends a signal to a
+//! thread that it finds in the same write twice. The signal handler asks the kernel whether that
+//! write would wait now: whether the eventfd blocks its writers and has no room (poll(2) without
+//! POLLOUT). Only then does the handler put another eventfd in its place. Elapsed time proves
+//! nothing, because a thread stays in its write while it is kept off the CPU.
 //!
 //! 2^64 - 2 signals do not accumulate by accident, so a peer with a full eventfd needs no further
 //! ones. A peer may alternately drain and fill the counter, or toggle the flag. But it does not
@@ -70,8 +70,8 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 /// Replaces full eventfds.
 static REPLACEMENT: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Signals a peer's eventfd, which only this thread uses. A full counter is no error as long as the
-/// write does not block, because the reader is notified anyway.
+/// Signals a peer's eventfd, which only this thread uses. A full counter is no error if the write
+/// does not block, because the reader is notified anyway.
 ///
 /// # Errors
 /// [`Full`] if the write blocked and the eventfd was replaced.
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(interrupted(event.as_fd(), 1000), Ok(()));
         signal(event.as_fd()).unwrap();
         assert_eq!(count(&peers), 1);
-        // One below the limit, the counter has room for one more signal.
+        // At one below the limit, the counter has room for one more signal.
         rustix::io::write(&event, &(u64::MAX - 2).to_ne_bytes()).unwrap();
         assert_eq!(interrupted(event.as_fd(), 1000), Ok(()));
         signal(event.as_fd()).unwrap();

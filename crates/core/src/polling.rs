@@ -94,9 +94,9 @@ fn wake_up(clock: &Clock) -> u64 {
     })
 }
 
-/// What a worker waits for. The poller judges each kind separately. A guest that responds to an
-/// interrupt within microseconds justifies spinning even if its disk takes milliseconds, and vice
-/// versa.
+/// The kind of event that a worker waits for. The poller judges each kind separately. A guest that
+/// responds to an interrupt within microseconds justifies spinning even if its disk takes
+/// milliseconds, and vice versa.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// The worker has sent replies; the peer acts next.
@@ -129,8 +129,8 @@ pub struct Waited {
 /// make a slow disk noticeably faster.
 ///
 /// The poller remembers which of the last waits ended within that time, and spins while at least
-/// half of them did. It therefore spins for a guest that responds quickly. An idle guest costs a
-/// few spins, and then none.
+/// half of them did. The poller therefore spins for a guest that responds quickly. An idle guest
+/// costs a few spins, and then none.
 pub struct Poller {
     setting: Polling,
     max_ticks: u64,
@@ -138,7 +138,7 @@ pub struct Poller {
     wake_up: u64,
     /// Latency of the last answered request, in ticks.
     latency: u64,
-    /// One bit per wait for each [`Awaited`], the newest in bit 0. A set bit: spinning would have
+    /// Each [`Awaited`] has one bit per wait, the newest in bit 0. A set bit: spinning would have
     /// paid.
     history: [u8; 3],
     period: u64,

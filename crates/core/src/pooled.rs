@@ -1,9 +1,10 @@
 //! The loop of a pool's thread: many workers on one engine.
 //!
 //! The thread handles only members that have something to do: their peer has kicked, their I/O has
-//! completed, they have commands, or their alarm is due. Such members are *active* and take turns,
-//! each with a bounded number of requests. One system call submits the requests of all. A member
-//! that was idle for several turns asks for kicks again, and costs nothing until it gets one.
+//! completed, they have commands, or their alarm is due. Members with something to do are *active*
+//! and take turns, each with a bounded number of requests. A single system call submits the
+//! requests of all members. A member that was idle for several turns asks for kicks again, and
+//! costs nothing until it gets one.
 
 use crate::cx::Cx;
 use crate::disk::{Disk, DiskError};
@@ -38,7 +39,7 @@ const QUIET_TURNS: u8 = 16;
 /// Maximum number of letters read in one turn.
 const LETTERS: usize = 16;
 
-/// One disk's worker on this thread.
+/// A disk's worker on this thread.
 struct Member {
     /// The worker. If it is stopping, it only waits for its operations in flight.
     worker: Worker,
@@ -74,7 +75,7 @@ pub(crate) struct Pooled {
     /// Number of requests that the last member with replies answered together.
     answered: usize,
     clock: &'static Clock,
-    /// Last tick, of whichever member had its turn.
+    /// Last tick of the member that had the most recent turn.
     now: u64,
     is_ending: bool,
     /// Dropped after all members.
@@ -151,7 +152,7 @@ impl Pooled {
         submitted || answered
     }
 
-    /// Sends the replies of a member. Returns false if there are none.
+    /// Sends the replies of a member. Returns false if the member has no replies.
     fn answer(&mut self, number: u16) -> bool {
         let Some(member) = serving(&mut self.members, number) else {
             return false;

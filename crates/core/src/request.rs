@@ -1,4 +1,4 @@
-//! One request, and the slab in which a worker keeps its requests in flight.
+//! A request, and the slab in which a worker keeps its requests in flight.
 
 use fathom_trace::{Op, Stamps, Wire};
 use libc::iovec;
@@ -13,8 +13,8 @@ pub const INLINE_SEGMENTS: usize = 4;
 pub type Segments = SmallVec<[iovec; INLINE_SEGMENTS]>;
 
 /// The owner of a request. Most requests belong to a source. A layer of the channel may create
-/// requests itself, to do a part of the work of others. Such *children* are unknown to sources, and
-/// their layer gets them back (see [`Cx::child_done`]).
+/// requests itself, to do a part of the work of others. Sources do not know these *children*, and
+/// the layer gets them back (see [`Cx::child_done`]).
 ///
 /// [`Cx::child_done`]: crate::Cx::child_done
 ///

@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Size in bytes of the memory that a front-end keeps for each disk, whatever the disk needs, since
-/// another disk may replace it. A multiple of 8. All versions of the server must agree on this
-/// value.
+/// Size in bytes of the memory that a front-end keeps for each disk, a multiple of 8. The size is
+/// the same for all disks, since another disk may replace a disk. All versions of the server must
+/// agree on this value.
 pub const SAVED_STATE_ROOM: u64 = (1 << 20) + 64;
 
 /// Memory that a front-end keeps while its guest runs, and passes to the successor of a killed

@@ -11,7 +11,8 @@ pub(crate) struct PoolThread {
     outbox: Outbox,
     thread: Option<JoinHandle<()>>,
     id: ThreadId,
-    /// Number of disks whose first worker is here. That worker serves disks with only one queue.
+    /// Number of disks whose first worker is here. The first worker alone serves a disk with only
+    /// one queue.
     firsts: AtomicUsize,
 }
 
@@ -43,7 +44,7 @@ impl Drop for PoolThread {
     }
 }
 
-/// A worker's place on a pool's thread. The thread runs as long as any seat exists.
+/// A worker's place on a pool's thread. The thread runs while any seat exists.
 pub(crate) struct Seat {
     thread: Arc<PoolThread>,
     is_first: bool,

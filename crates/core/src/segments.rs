@@ -11,8 +11,8 @@ const ZEROES_LEN: usize = 64 << 10;
 struct Zeroes([u8; ZEROES_LEN]);
 static ZEROES: Zeroes = Zeroes([0; ZEROES_LEN]);
 
-/// Returns the pieces of the segments that make up `range`, none of them empty. They end earlier if
-/// the segments do.
+/// Returns the pieces of the segments that make up `range`, none of them empty. The pieces end
+/// earlier if the segments do.
 #[inline]
 pub fn pieces(segments: &[iovec], range: Range<u64>) -> impl Iterator<Item = iovec> + '_ {
     let mut start = 0;

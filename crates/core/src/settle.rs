@@ -11,7 +11,7 @@ struct Unsettled {
     reply: SyncSender<()>,
 }
 
-/// All waiting callers; usually there are none.
+/// All waiting callers; usually no caller waits.
 #[derive(Default)]
 pub(crate) struct Unsettleds(Vec<Unsettled>);
 

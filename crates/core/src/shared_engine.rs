@@ -1,5 +1,5 @@
-//! One engine for all workers of a pool's thread. Each worker has a [`Share`], which looks like an
-//! engine of its own.
+//! A single engine for all workers of a pool's thread. Each worker has a [`Share`], which looks
+//! like an engine of its own.
 //!
 //! Operations pushed through a share carry the number of its member ([`Token::of`]), so that their
 //! completions find the member. A share records what it has registered with the engine and removes
@@ -120,7 +120,7 @@ impl InFlight {
     }
 }
 
-/// One member's share of the engine.
+/// A member's share of the engine.
 pub(crate) struct Share {
     shared: Rc<SharedEngine>,
     member: u16,

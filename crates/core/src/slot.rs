@@ -26,7 +26,7 @@ pub(crate) struct Slot {
     pub(crate) notify: bool,
     /// The source does its own I/O and has no kick eventfd.
     pub(crate) own_io: bool,
-    /// Nothing more is popped: the source is leaving, or its peer violated the protocol.
+    /// No more requests are popped: the source is leaving, or its peer violated the protocol.
     pub(crate) closed: bool,
     pub(crate) leaving: Option<SyncSender<Box<dyn Source>>>,
 }

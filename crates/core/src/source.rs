@@ -50,11 +50,11 @@ pub enum Eventfd {
 #[error("{0}")]
 pub struct Broken(pub String);
 
-/// One virtqueue or one connection. A source moves to its worker's thread when it is attached, and
-/// back to the control thread when it is detached.
+/// A virtqueue or a connection. A source moves to its worker's thread when it is attached, and back
+/// to the control thread when it is detached.
 ///
-/// A virtqueue shares memory with its peer, which sends kicks. A connection has no kick eventfd. It
-/// receives and sends through the worker's engine
+/// A virtqueue shares memory with its peer, which sends kicks. A connection has no kick eventfd,
+/// and receives and sends through the worker's engine
 /// ([`Engine::push_socket`](crate::Engine::push_socket)). The worker pops it after each completion
 /// of its own operations and after each `publish`.
 pub trait Source: Send {
@@ -103,8 +103,8 @@ pub trait Source: Send {
     }
 
     /// Returns how many requests still to be popped were in flight in a server that was killed.
-    /// They are the first that `pop` returns. They are popped before the source is detached, even
-    /// if the channel holds other requests back.
+    /// These requests are the first that `pop` returns. The worker pops them before the source is
+    /// detached, even if the channel holds other requests back.
     fn inherited(&self) -> usize {
         0
     }

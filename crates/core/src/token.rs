@@ -20,7 +20,7 @@ pub enum Target {
     Source { slot: u16, generation: u32, tag: u8 },
     /// Another thread has sent a command.
     Mailbox,
-    /// Internal to the engine; nobody waits for it.
+    /// Internal to the engine; no caller waits for it.
     Engine,
 }
 
@@ -51,7 +51,7 @@ impl Token {
     }
 
     /// Returns the token for an operation of the channel itself, which serves no request or
-    /// several. Its completion has the id [`RequestId::NOBODY`].
+    /// several. The completion has the id [`RequestId::NOBODY`].
     #[inline]
     pub fn channel(tag: u16) -> Token {
         Token::request(RequestId::NOBODY, tag)

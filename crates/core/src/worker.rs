@@ -44,7 +44,7 @@ pub(crate) struct Worker {
     pub(crate) answered: usize,
     /// Latency of one of them, in ticks.
     pub(crate) latency: u64,
-    /// What to wait for after a reply, given the kind of the attached sources.
+    /// Event to wait for after a reply, given the kind of the attached sources.
     pub(crate) peers: Awaited,
     recorder: Recorder,
     trace: Option<RingWriter>,
@@ -162,7 +162,7 @@ impl Worker {
         }
     }
 
-    /// Submits the popped requests. Returns false if there are none.
+    /// Submits the popped requests. Returns false if no request was popped.
     pub(crate) fn submit(&mut self) -> bool {
         if self.batch.is_empty() {
             return false;
@@ -312,7 +312,7 @@ impl Worker {
     fn record(&mut self, published: u64, notified: u64) {
         self.answered = self.cx.done.len();
         self.counters.answered.add(self.answered as u64);
-        // One request's latency is enough to recognise a slow disk.
+        // The latency of a single request is enough to recognise a slow disk.
         let mut latency = None;
         let cx_of = self.cx.number();
         for id in self.cx.done.drain(..) {
@@ -501,7 +501,7 @@ impl Worker {
         let slab = &mut self.cx.slab;
         slab.grow(wanted.saturating_sub(slab.capacity()));
         self.batch.reserve(wanted);
-        // There is at most one kick per request, and one wake-up of the mailbox.
+        // At most one kick arrives per request, and one wake-up of the mailbox.
         self.completions.reserve(2 * wanted + 1);
         self.cx.done.reserve(wanted);
         self.cx.engine.reserve(wanted)?;

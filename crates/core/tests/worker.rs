@@ -1,4 +1,4 @@
-//! Tests of the worker loop with a source and an engine that the test controls. They run on a
+//! Tests of the worker loop with a source and an engine that the test controls. The tests run on a
 //! dedicated thread and in a pool together with other workers.
 
 mod support;

@@ -18,7 +18,7 @@ pub enum FileId {
         device: u64,
         inode: u64,
     },
-    /// A block device, under whatever path.
+    /// A block device, under any path.
     Device {
         number: u64,
     },

@@ -287,7 +287,7 @@ fn append_to_regular(path: &Path) -> io::Result<File> {
 
 /// Opens the directory of `path`, and returns it with a path to the same file through it.
 ///
-/// The path is valid as long as the directory stays open.
+/// The path is valid while the directory stays open.
 pub fn below_trusted_dir(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());

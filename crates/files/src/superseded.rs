@@ -1,4 +1,4 @@
-//! Marks images that a newer image has superseded, so that nobody writes to them by mistake.
+//! Marks images that a newer image has superseded, so that no program writes to them by mistake.
 //!
 //! When a disk switches to another image, its old image is out of date from the next write on. The
 //! new image is a snapshot's overlay, a mirror's target, or the base image of a commit. A server

@@ -1,8 +1,8 @@
 //! Image formats: qcow2 and QED, served to guests and edited offline.
 //!
-//! [`qcow2`] and [`qed`] parse and encode the formats' structures. They validate every field and do
-//! no I/O. [`served`] serves an image as a disk of a running guest. [`offline`] implements
-//! `fathom img create | info | check` for images that are not in use, on an
+//! [`qcow2`] and [`qed`] parse and encode the formats' structures. Both modules validate every
+//! field and do no I/O. [`served`] serves an image as a disk of a running guest. [`offline`]
+//! implements `fathom img create | info | check` for images that are not in use, on an
 //! [`ImageFile`](fathom_files::ImageFile).
 //!
 //! Images are untrusted. Sizes and counts read from an image are bounded before they cause an

@@ -1,5 +1,6 @@
-//! Offsets in the guest's disk and in an image's file. They are two types, because confusing them
-//! would write to the wrong place. Lengths, counts and cluster numbers are plain integers.
+//! Offsets in the guest's disk and in an image's file. The two kinds of offsets have separate
+//! types, because confusing them would write to the wrong place. Lengths, counts and cluster
+//! numbers are plain integers.
 //!
 //! ```
 //! use fathom_formats::{GuestOffset, HostOffset};

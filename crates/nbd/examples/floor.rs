@@ -1,8 +1,7 @@
-//! The least that a server of NBD can do: `floor SOCKET SIZE` answers one
-//! client after the other from memory, by one call that receives all that has
-//! come and one that sends all answers. It checks and keeps nothing. What it
-//! costs a request is the floor for those who do, and `make bench` measures
-//! it beside them.
+//! A minimal NBD server: `floor SOCKET SIZE` serves one client after the other from memory. A
+//! single call receives all requests that have arrived, and another call sends all replies. The
+//! server checks and stores nothing, so its cost for each request is a lower bound for other
+//! servers. `make bench` measures this server and others.
 
 use fathom_nbd::protocol::{
     INIT_MAGIC, OPTION_MAGIC, OptionHeader, OptionReplyHeader, Replies, ReplyHeader, RequestHeader,
@@ -32,7 +31,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Until the client takes the export. Nothing else is known here.
+/// Runs the handshake until the client takes the export. No other option is supported.
 fn shake_hands(stream: &mut UnixStream, size: u64) -> Result<()> {
     let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
     stream.write_all(&INIT_MAGIC.to_be_bytes())?;

@@ -27,7 +27,7 @@ const MAX_ANSWER: u32 = 16 << 10;
 /// replies for ever.
 const MAX_ANSWERS: usize = 64;
 
-/// What a client requests in the handshake.
+/// The requests of a client in the handshake.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes<'a> {
     /// The export's name; an empty name is the server's default export.
@@ -55,8 +55,8 @@ pub struct Export {
     pub preferred_block: u32,
     /// Maximum length in bytes of a read or write that the server accepts.
     ///
-    /// It is at least `minimum_block` and at least 512. It is 32 MiB if the server does not send
-    /// it.
+    /// The value is at least `minimum_block` and at least 512. The default is 32 MiB, if the server
+    /// does not send a value.
     pub maximum_block: u32,
     /// The negotiated form of replies.
     pub replies: Replies,

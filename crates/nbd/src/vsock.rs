@@ -4,7 +4,7 @@ use rustix::net::SocketAddrAny;
 use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use std::fmt;
 
-/// CID to listen at: that of this machine, whatever it is.
+/// CID for listening at any CID of this machine.
 pub const ANY_CID: u32 = libc::VMADDR_CID_ANY;
 
 /// An AF_VSOCK address, displayed as `CID:PORT`.

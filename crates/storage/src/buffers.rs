@@ -21,7 +21,7 @@ impl Buffer {
     }
 }
 
-/// One worker's buffers. A buffer that is never used occupies no memory.
+/// A worker's buffers. A buffer that is never used occupies no memory.
 pub(crate) struct Buffers {
     base: *mut u8,
     free: Vec<Buffer>,

@@ -68,7 +68,7 @@ struct ByteChannel {
     parts: Vec<Option<Part>>,
     /// Number of unaligned requests in progress.
     active: usize,
-    /// Requests that wait for a buffer. They hold their range locks already.
+    /// Requests that wait for a buffer and already hold their range locks.
     starved: VecDeque<RequestId>,
 }
 

@@ -68,7 +68,7 @@ impl FromStr for EngineKind {
 /// Number of disks that share an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// One disk's worker uses the engine alone.
+    /// The worker of a single disk uses the engine alone.
     One,
     /// A pool's thread uses the engine for the workers of many disks.
     Many,

@@ -83,7 +83,7 @@ impl FromStr for Cache {
     }
 }
 
-/// What to do with an image opened for writing whose [mark](superseded) says that a newer image has
+/// Action for an image opened for writing whose [mark](superseded) says that a newer image has
 /// superseded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OnSuperseded {
@@ -111,7 +111,7 @@ pub struct FileOptions {
     pub succeeds: bool,
     /// Whether the image, once in use, stays locked until it is closed.
     pub keeps_lock: bool,
-    /// What to do when the image is opened for writing, but a newer image has superseded it.
+    /// Action when the image is opened for writing, but a newer image has superseded it.
     pub superseded: OnSuperseded,
     /// Engine of the disk's workers.
     pub engine: EngineKind,
@@ -516,6 +516,6 @@ fn lock_error(path: &Path, error: LockError, writes: bool) -> DiskError {
 /// Maximum length of a discard request in bytes; file systems free extents quickly.
 const MAX_DISCARD: u64 = 1 << 30;
 
-/// Maximum length of a write-zeroes request in bytes. If the storage cannot zero ranges itself, so
-/// many zeroes are written.
+/// Maximum length of a write-zeroes request in bytes. If the storage cannot zero ranges itself,
+/// zeroes of that length are written.
 const MAX_WRITE_ZEROES: u64 = 64 << 20;

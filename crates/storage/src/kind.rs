@@ -111,7 +111,7 @@ pub struct OpenOptions {
     /// Whether, once in use, the disk stays locked until it is closed, even after it is
     /// deactivated.
     pub keeps_lock: bool,
-    /// What to do when the image is opened for writing, but a newer image has superseded it.
+    /// Action when the image is opened for writing, but a newer image has superseded it.
     pub superseded: OnSuperseded,
     /// Engine of the disk's workers.
     pub engine: EngineKind,

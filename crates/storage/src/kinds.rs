@@ -48,7 +48,7 @@ impl Location {
         Ok(Location { kind, place })
     }
 
-    /// Returns the location of a file or block device, whatever its name looks like.
+    /// Returns the location of a file or block device, even if its name looks like a URI.
     pub fn file(path: impl Into<PathBuf>) -> Location {
         Location {
             kind: &file::KIND,

@@ -2,9 +2,9 @@
 //!
 //! - `endpoint` is the server. The client of `fathom-nbd` negotiates an export with it, on a socket
 //!   that `connect` has opened;
-//! - `channel` is one worker's access to the export. It splits requests into the commands of
-//!   `requests`, and sends (`sender`) and receives (`receiver`) them on each `connection` through
-//!   the worker's engine, with TLS (`tls_connection`) if the server wants that;
+//! - `channel` is one worker's access to the export. The channel splits requests into the commands
+//!   of `requests`, and sends (`sender`) and receives (`receiver`) them on each `connection`
+//!   through the worker's engine, with TLS (`tls_connection`) if the server wants that;
 //! - `table` has the commands in flight, and `rules` checks the replies to them;
 //! - `links` tracks which channels have connections, and `flushes` which writes are durable;
 //! - `unflushed` keeps the writes that the server may still lose, `recovery` reconnects after a

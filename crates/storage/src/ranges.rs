@@ -95,7 +95,7 @@ impl Ranges {
     }
 }
 
-/// One channel's access to the range locks.
+/// A channel's access to the range locks.
 pub(crate) struct Turns {
     ranges: Arc<Ranges>,
     owner: Owner,
@@ -233,7 +233,8 @@ impl Drop for Turns {
     fn drop(&mut self) {
         self.unlisted.clear();
         let ranges = self.ranges.clone();
-        // In one go: another channel must not ask in between, because nobody would answer.
+        // Both steps are under one lock: a question that another channel asks in between would get
+        // no answer.
         let mut inner = ranges.inner.lock();
         self.look_at(&mut inner);
         inner.mailboxes[self.owner.0].notifier = None;

@@ -1,4 +1,5 @@
-//! Tests on real block devices and a full file system. They need root, for loop devices and mounts.
+//! Tests on real block devices and a full file system. The tests need root, for loop devices and
+//! mounts.
 
 mod common;
 

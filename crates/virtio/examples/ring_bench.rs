@@ -66,7 +66,7 @@ fn start(tracked: bool) -> (TestMemory, Driver, BlkQueue) {
 /// Creates an in-flight region, as most front-ends request.
 fn inflight(memory: &TestMemory) -> InflightQueue {
     let base = NonNull::new(memory.at(INFLIGHT, region_size(SIZE)));
-    // SAFETY: a part of memory that is kept and used by nobody else.
+    // SAFETY: a part of memory that is kept, and that no other code uses.
     unsafe { InflightQueue::new(base.expect("mapped"), SIZE, memory.guest().clone()) }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Length of a serial number in bytes (5.2.6, VIRTIO_BLK_T_GET_ID).
 pub const SERIAL_LEN: usize = 20;
 
-/// One virtio-blk device.
+/// A virtio-blk device.
 pub struct BlkDevice {
     info: DiskInfo,
     serial: [u8; SERIAL_LEN],
@@ -73,7 +73,7 @@ impl BlkDevice {
     }
 
     /// Returns whether a write must be durable when it completes, for a driver with these features
-    /// (5.2.5.2). That is so if the driver has disabled the cache or cannot flush it.
+    /// (5.2.5.2). Writes must be durable if the driver has disabled the cache or cannot flush it.
     pub fn write_through(&self, features: u64) -> bool {
         features & BLK_F_FLUSH == 0 || (features & BLK_F_CONFIG_WCE != 0 && !self.writeback())
     }

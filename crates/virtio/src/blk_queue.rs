@@ -1,4 +1,4 @@
-//! One virtqueue of a disk, as a worker's source of requests.
+//! A virtqueue of a disk, as a worker's source of requests.
 
 use crate::blk_device::{BlkDevice, SERIAL_LEN};
 use crate::chain::{ChainContext, TableCopy, Unusable};
@@ -55,7 +55,7 @@ pub enum QueueError {
     Log { index: u16, addr: u64 },
 }
 
-/// One virtqueue of a disk.
+/// A virtqueue of a disk.
 pub struct BlkQueue {
     ring: SplitQueue,
     cache: RegionCache,

@@ -75,7 +75,7 @@ mod tests {
 
     /// Returns the pages that are set in a log of two bytes after `marks`.
     fn marked(marks: &[(u64, u64)]) -> Vec<usize> {
-        // One byte more, which must stay clear.
+        // The buffer has another byte after the log, which must stay clear.
         let bytes = Arc::new([const { AtomicU8::new(0) }; 3]);
         let base = NonNull::new(bytes.as_ptr() as *mut u8).unwrap();
         // SAFETY: atomics that `owner` keeps.

@@ -9,8 +9,8 @@
 //! 4. The marks of the batch are cleared.
 //! 5. The used index is stored in the region.
 //!
-//! After a crash, the successor compares the two used indices. They show whether the last batch was
-//! published; if so, the successor finishes clearing its marks.
+//! After a crash, the successor compares the two used indices, which show whether the last batch
+//! was published. If the batch was published, the successor finishes clearing its marks.
 
 use crate::memory::shared_u16;
 use std::any::Any;
@@ -144,8 +144,8 @@ impl InflightQueue {
         })
     }
 
-    /// Initialises a region of zeroes. Its used index must match that of the ring, because a
-    /// difference would look like an interrupted batch.
+    /// Initialises a region of zeroes. The region's used index must match that of the ring, because
+    /// a difference would look like an interrupted batch.
     fn initialise(&mut self, size: u16, used_idx: u16) {
         (0..size).for_each(|head| self.inflight(head).store(0, Ordering::Relaxed));
         self.header(DESC_NUM_OFFSET).store(size, Ordering::Relaxed);

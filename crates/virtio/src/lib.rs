@@ -1,14 +1,14 @@
 //! Split virtqueues and virtio-blk: converts descriptor chains in guest memory to
 //! [`Request`](fathom_core::Request)s and back.
 //!
-//! A [`BlkQueue`] is the [`Source`](fathom_core::Source) that a worker pops. It owns one
+//! A [`BlkQueue`] is the [`Source`](fathom_core::Source) that a worker pops. The queue owns one
 //! [`SplitQueue`] and reads descriptor chains through the connection's [`GuestMemory`]. If the
 //! front-end requests it, the queue maintains an in-flight region ([`InflightQueue`]) and a dirty
 //! log ([`DirtyLog`]).
 //!
-//! The guest can change its memory at any time, and its contents are not trusted. So every shared
-//! field is read once into a private copy, and the copy is checked. All accesses are volatile or
-//! atomic, and there are no references into guest memory.
+//! The guest can change its memory at any time, and its contents are not trusted. Therefore every
+//! shared field is read once into a private copy, and the copy is checked. All accesses are
+//! volatile or atomic, and there are no references into guest memory.
 //!
 //! Section numbers refer to the Virtual I/O Device specification 1.2; "vhost-user" is QEMU's
 //! docs/interop/vhost-user.rst.

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
-/// One mapped region of a guest's memory.
+/// A mapped region of a guest's memory.
 #[derive(Clone)]
 pub struct GuestRegion {
     /// Guest physical address of the first byte.

@@ -66,7 +66,7 @@ pub struct RingAddresses {
     pub used: u64,
 }
 
-/// One split virtqueue. The memory of its rings must outlive it.
+/// A split virtqueue. The memory of its rings must outlive the queue.
 pub struct SplitQueue {
     desc: NonNull<u8>,
     avail: NonNull<u8>,
@@ -237,9 +237,9 @@ impl SplitQueue {
     /// call (2.7.7.2).
     #[inline]
     pub fn needs_call(&mut self) -> bool {
-        // The device publishes first and then checks whether an interrupt is wanted. The driver
-        // requests an interrupt first and then checks the used index. One side sees the other's
-        // store only if neither side's load is reordered before its store.
+        // The device publishes first and then checks whether the driver requests an interrupt. The
+        // driver requests an interrupt first and then checks the used index. At least one side
+        // surely sees the other's store only if neither side's load is reordered before its store.
         fence(Ordering::SeqCst);
         let (old, new) = (self.considered, self.published);
         self.considered = new;
@@ -300,7 +300,7 @@ impl SplitQueue {
     }
 }
 
-/// Prefetches a cache line that will be read. This is a hint: any address is allowed.
+/// Prefetches a cache line that will be read. The prefetch is only a hint: any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -102,8 +102,8 @@ impl Parser<'_> {
     /// determines. All data is added to the request's segments, since a well-formed request has
     /// data in one direction only.
     ///
-    /// A malformed chain (not `ok`) is still followed to its end to find its status byte. If there
-    /// is none, the chain is Unusable.
+    /// A malformed chain (not `ok`) is still followed to its end to find its status byte. A chain
+    /// without a status byte is Unusable.
     #[inline(never)]
     pub fn parse(&mut self, first: Descriptor, request: &mut Request) -> Result<Verdict, Unusable> {
         let segments = &mut request.segments;
@@ -121,8 +121,8 @@ impl Parser<'_> {
             ok = ok && count <= SEG_MAX && self.push(segments, data.addr(), data.len());
             current = chain.after(&mut self.chains, data)?;
         }
-        // The last writable byte is the status. Its descriptor is known only at the end of the
-        // chain.
+        // The last writable byte is the status. The descriptor of that byte is known only at the
+        // end of the chain.
         let mut last = current.ok_or(Unusable)?;
         while let Some(next) = chain.after(&mut self.chains, last)? {
             writable += u64::from(last.len());

@@ -1,7 +1,7 @@
 //! Checks that a queue's successor completes each request exactly once, wherever the queue was
 //! killed.
 //!
-//! A child process serves a queue in shared memory. Its parent single-steps the child and copies
+//! A child process serves a queue in shared memory. The parent single-steps the child and copies
 //! the memory after every change. Each copy is what a `kill -9` at that moment would have left.
 //!
 //! This test is alone in its program, because a child forked from several threads could find locks

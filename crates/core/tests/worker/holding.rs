@@ -158,7 +158,7 @@ fn closed_and_opened(polling: Polling) {
     drop(worker.detach(id));
 }
 
-/// The peer believes that these requests are in flight, so nobody else would answer them.
+/// The peer believes that these requests are in flight, so only this source can answer them.
 #[test]
 fn a_closed_channel_gets_what_was_inherited_before_it_is_left() {
     let (gate, worker) = gate(Duration::from_secs(3600), Polling::Off);

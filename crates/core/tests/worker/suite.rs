@@ -82,8 +82,8 @@ fn every_request_is_answered_once_and_kicks_are_never_lost() {
         let worker = worker(&disk, polling);
         let peer = Peer::new();
         let id = worker.attach(TestSource::boxed(&peer, 8)).unwrap();
-        // One request at a time, with pauses of different lengths, so that the worker is found
-        // spinning, arming and asleep.
+        // Sends one request at a time, with pauses of different lengths, so that the worker is
+        // found spinning, arming and asleep.
         for round in 0..2_000u64 {
             peer.offer(1);
             until("the request is answered", || peer.answered() == round + 1);

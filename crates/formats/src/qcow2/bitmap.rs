@@ -143,7 +143,7 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const RESERVED: u64 = 0xff00_0000_0000_01fe;
 
 impl TableEntry {
-    /// The entry of a cluster in which all bits are 1. Such a cluster is not stored.
+    /// The entry of a cluster whose bits are all 1; the cluster is not stored.
     pub const ALL_ONES: TableEntry = TableEntry(1);
 
     /// Returns the place of the bits, or `None` if all bits are equal and not stored.

@@ -25,7 +25,7 @@ impl L1Entry {
         L1Entry(offset.0 | if copied { COPIED } else { 0 })
     }
 
-    /// Returns the place of the L2 table, or `None` if there is none.
+    /// Returns the place of the L2 table, or `None` if the entry has no L2 table.
     ///
     /// # Errors
     ///

@@ -41,7 +41,7 @@ pub enum CompressionType {
 }
 
 impl CompressionType {
-    /// Its name in QEMU's options and output.
+    /// Returns the name in QEMU's options and output.
     pub fn name(self) -> &'static str {
         match self {
             CompressionType::Deflate => "zlib",

@@ -31,7 +31,8 @@ impl TableEntry {
 /// Size of a new refcount table, for a block number that the current table has no entry for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongerTable {
-    /// Number of new refcount blocks, from the missing one on. They count themselves and the table.
+    /// Number of new refcount blocks, from the missing one on. The blocks count themselves and the
+    /// table.
     pub blocks: u64,
     /// Number of clusters of the new table, which follows the blocks.
     pub clusters: u64,

@@ -14,7 +14,7 @@ pub const MAX_BACKING_NAME: u32 = 1023;
 pub const FEATURE_BACKING_FILE: u64 = 1 << 0;
 /// Feature bit: tables may be inconsistent; the image must be checked before use.
 pub const FEATURE_NEED_CHECK: u64 = 1 << 1;
-/// Feature bit: the backing file is raw, whatever its contents look like.
+/// Feature bit: the backing file is raw, even if its contents look like another format.
 pub const FEATURE_BACKING_FORMAT_NO_PROBE: u64 = 1 << 2;
 const FEATURES_KNOWN: u64 = 0b111;
 
@@ -145,7 +145,7 @@ impl Header {
         there.then(|| (self.backing_offset.into(), self.backing_len as usize))
     }
 
-    /// Returns whether the backing file is raw, whatever its contents look like.
+    /// Returns whether the backing file is raw, even if its contents look like another format.
     pub fn backing_is_raw(&self) -> bool {
         self.features & FEATURE_BACKING_FORMAT_NO_PROBE != 0
     }

@@ -126,8 +126,8 @@ impl Fresh<'_> {
 
     /// Returns the handling of the image's own bitmaps.
     ///
-    /// Nobody records changes for backing images, nor for a top image that could have no bitmaps
-    /// when it was opened.
+    /// Changes are recorded neither for backing images, nor for a top image that could have no
+    /// bitmaps when it was opened.
     fn bitmaps_of(&self, link: &Link) -> OwnBitmaps {
         let can_have = |link: &Link| link.storage == 0 && self.chain.can_have_bitmaps;
         match self.options.own_bitmaps {

@@ -10,7 +10,7 @@ use crate::{GuestOffset, HostOffset};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// One image of the chain; the first is the one that the guest writes to.
+/// An image of the chain; the guest writes to the first one.
 #[derive(Clone)]
 pub(super) enum Layer {
     /// An image without tables: the guest's byte n is the file's byte `offset` + n.

@@ -31,7 +31,7 @@ const EXTENSION: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) clusters: Range<u64>,
-    /// Whether the clusters read as zeroes, since the file has never been so long.
+    /// Whether the clusters read as zeroes, since the file was never long enough to include them.
     pub(super) fresh: bool,
 }
 
@@ -154,7 +154,7 @@ impl Tables {
         let at = HostOffset(len - EXTENSION as u64);
         match io.write(self.storage, at, block).await {
             Ok(()) => self.file_len.store(len, Ordering::Release),
-            // There may still be room for the clusters that are needed.
+            // The file system may still have room for the clusters that are needed.
             Err(_) => self.cannot_extend.store(true, Ordering::Relaxed),
         }
     }
@@ -188,7 +188,7 @@ impl Tables {
         self.set_dirty(&mut state);
     }
 
-    /// Finds more free clusters, or fails. One task at a time.
+    /// Finds more free clusters, or fails. Only one task may search at a time.
     async fn search(&self, io: &impl Io, n: u64) -> Result<(), Errno> {
         let append = match &self.state().alloc.space {
             Space::ReadOnly => return Err(libc::EROFS),
@@ -207,7 +207,7 @@ impl Tables {
     /// now on, or waits for [`Tables::discard_freed`].
     pub(super) async fn release(&self, io: &impl Io, gone: &[Unlinked]) -> Result<(), Errno> {
         let bits = self.layout.cluster_bits();
-        // Nobody may search for free clusters before the freed ones are known.
+        // No task may search for free clusters before the freed ones are known.
         let _searching = self.searching.lock_all().await;
         let mut free = Runs::default();
         let mut outcome = Ok(());

@@ -18,8 +18,8 @@ pub(super) struct Cache {
 
 /// Maximum number of slices that are considered for eviction before the cache exceeds its limit.
 ///
-/// Slices that are dirty or in use cannot be evicted. Their number is limited by the requests in
-/// flight and by the write-back of metadata.
+/// Slices that are dirty or in use cannot be evicted. The number of these slices is limited by the
+/// requests in flight and by the write-back of metadata.
 const ASKED: usize = 64;
 
 impl Cache {
@@ -38,7 +38,7 @@ impl Cache {
         self.order.clear();
     }
 
-    /// Removes slices that describe no part of the disk any more and that nobody needs.
+    /// Removes slices that describe no part of the disk any more and that no task needs.
     pub(super) fn forget(&mut self, numbers: Range<u64>) {
         for number in numbers.clone() {
             if let Some(slice) = self.slices.remove(&number) {

@@ -1,4 +1,4 @@
-//! One worker's channel to an image.
+//! A worker's channel to an image.
 //!
 //! A request that can be mapped at once is passed directly to the storage at its host offset. Every
 //! other request is a task.
@@ -149,9 +149,9 @@ impl ImageChannel {
                 None => return Err(libc::ENOTSUP),
             },
             Op::Write => match current.lookup.write(active, guest, len) {
-                // Such a write needs a flush of metadata, too. The order matters: code that links a
-                // cluster marks the image dirty before the look-up can find its entry, so the state
-                // is read after the look-up.
+                // A write with FUA needs a flush of metadata, too, unless `is_durable`. The order
+                // matters: code that links a cluster marks the image dirty before the look-up can
+                // find its entry, so the state is read after the look-up.
                 _ if request.fua && !is_durable(top) => Found::Else,
                 found => found,
             },
@@ -316,7 +316,7 @@ impl Channel for ImageChannel {
             let storage = usize::from(cx.slab[id].memo[STORAGE]);
             self.storages[storage].complete(cx, id, tag, result);
         } else if tag != self.tag {
-            // One of the storages has asked for this wake-up.
+            // This wake-up was requested by one of the storages.
             for storage in &mut self.storages {
                 storage.complete(cx, id, tag, result);
             }

@@ -1,13 +1,13 @@
 //! Compressed writes.
 //!
 //! A helper compresses the guest's cluster. The stream is written to the file together with other
-//! streams that are ready by then. Its entry is linked when the write has ended, as in
+//! streams that are ready by then. The cluster's entry is linked when the write has ended, as in
 //! [`super::write`].
 //!
 //! The streams of one write follow each other without a gap. The next write starts at the next
 //! physical block, although this wastes the rest of the last block: bytes that were written, and
-//! may be durable, are never written again. Therefore a write is delayed until it wastes little,
-//! as long as more clusters are being compressed.
+//! may be durable, are never written again. While more clusters are being compressed, a write is
+//! therefore delayed until it wastes little.
 
 use super::active::Active;
 use super::io::{Errno, Payload};
@@ -101,7 +101,7 @@ impl Drop for Compressing<'_> {
     }
 }
 
-/// One task's turn to write, which ends when it is dropped.
+/// A task's turn to write, which ends when it is dropped.
 struct Writing<'a>(&'a Packer);
 
 impl Drop for Writing<'_> {
@@ -127,7 +127,7 @@ impl Packer {
 
     /// Waits until the piece is written, or until this task has to write pieces.
     ///
-    /// These may be the pieces of other tasks.
+    /// The pieces to write may be those of other tasks.
     fn poll(&self, cx: &Context, piece: &Piece) -> Poll<Turn<'_>> {
         let mut queue = self.0.lock();
         if let Some(place) = piece.place.get() {

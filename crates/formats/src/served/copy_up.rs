@@ -76,7 +76,8 @@ impl Active {
 }
 
 impl Tables {
-    /// Makes `range` read as zeroes without allocating data; false if these entries cannot say so.
+    /// Makes `range` read as zeroes without allocating data; false if the entries cannot express
+    /// that.
     async fn link_zeroes(
         &self,
         io: &TaskIo,

@@ -163,7 +163,7 @@ impl Tables {
         );
     }
 
-    /// Marks a writable image as corrupt, if its format can say so.
+    /// Marks a writable image as corrupt, if its format has a flag for that.
     fn say_corrupt(&self) -> std::io::Result<()> {
         match (self.writable, &self.layout) {
             (true, Layout::Qcow2(g)) if g.version >= 3 => self.set_corrupt_bit(),

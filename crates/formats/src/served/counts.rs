@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counters since the image was opened. They only grow.
+/// Counters since the image was opened, which only grow.
 #[derive(Debug, Default)]
 pub struct ImageCounts {
     table_reads: AtomicU64,
@@ -24,7 +24,8 @@ impl ImageCounts {
 
     /// Returns the number of clusters that became free again.
     ///
-    /// Their contents were discarded, zeroed or written elsewhere, or they were never used.
+    /// The contents of the clusters were discarded, zeroed or written elsewhere, or the clusters
+    /// were never used.
     pub fn freed(&self) -> u64 {
         self.freed.load(Relaxed)
     }

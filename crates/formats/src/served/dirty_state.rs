@@ -48,8 +48,8 @@ impl DirtyState {
 
     /// Starts a write-back: not dirty, but being written.
     ///
-    /// The caller copies the dirty metadata under the same lock of the image's state. One
-    /// write-back at a time.
+    /// The caller copies the dirty metadata under the same lock of the image's state. Only one
+    /// write-back may be in progress at a time.
     pub(super) fn begin_write_back(&self) {
         self.0.store(WRITING, Ordering::Release);
     }

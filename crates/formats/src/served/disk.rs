@@ -168,7 +168,8 @@ impl ImageDisk {
         images.collect()
     }
 
-    /// Returns the side view that a job writes to. It is in use while this disk is in use.
+    /// Returns the side view that a job writes to. The side view is in use while this disk is in
+    /// use.
     pub fn side_view(&self) -> Option<Arc<SideView>> {
         self.side_views.first().cloned()
     }
@@ -228,7 +229,7 @@ impl ImageDisk {
 
     /// Returns the bytes that are allocated in the file at once.
     ///
-    /// This is a cluster, or a subcluster where clusters have subclusters.
+    /// The unit is a cluster, or a subcluster where clusters have subclusters.
     pub fn allocation_unit(&self) -> u64 {
         self.chain.links()[0].image.allocation_unit()
     }
@@ -388,7 +389,7 @@ impl ImageDisk {
     fn write_back(&self, tables: &Tables) -> io::Result<()> {
         self.flush(tables)?;
         let io = BlockingIo(&self.chain.storages);
-        // Nothing is in flight, so all free clusters can be returned to the file.
+        // No request is in flight, so all free clusters can be returned to the file.
         let released = at_once(tables.release(&io, &[])).unwrap_or(Err(libc::EBUSY));
         released.map_err(io::Error::from_raw_os_error)?;
         let discarded = at_once(tables.discard_freed(&io));
@@ -466,8 +467,9 @@ impl ImageDisk {
             what: "cannot write its metadata, so the image stays locked",
             source,
         });
-        // The front-end's journal may have changes that the image does not have. They are restored
-        // at the next activation, and nobody else may change the image until then.
+        // The front-end's journal may have changes that the image does not have. The journal's
+        // changes are restored at the next activation, and no other process may change the image
+        // until then.
         written.and(discarded)?;
         self.unlock()
     }
@@ -541,9 +543,9 @@ impl Disk for ImageDisk {
     }
 }
 
-/// Returns the output of a future that must not wait, since nobody else uses the image now.
+/// Returns the output of a future that must not wait, since the image has no other user now.
 ///
-/// `None`: the future waits for somebody who should not be using the image.
+/// `None`: the future waits for another user of the image, although none should exist.
 pub(super) fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut cx) {

@@ -5,9 +5,9 @@
 //! of it was to be written. (An overlapping request may change what a read returns, but never to
 //! bytes that the guest never had there.)
 //!
-//! So each request is counted in the epoch in which it looked its cluster up. An epoch ends only
-//! when all requests of the epoch before have completed. A cluster freed in an epoch can be used
-//! two epochs later.
+//! Therefore each request is counted in the epoch in which it looked its cluster up. An epoch ends
+//! only when all requests of the epoch before have completed. A cluster freed in an epoch can be
+//! used two epochs later.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Epochs {
             let parity = (epoch & 1) as u8;
             if counts.add(parity, 1) > 0 {
                 // An earlier request of this worker, which everyone sees, keeps the epoch from
-                // ending. So only the first request needs a fence.
+                // ending. Only the first request therefore needs a fence.
                 return parity;
             }
             // A thread that ends the epoch sees the count, or its new epoch is seen here.
@@ -81,7 +81,7 @@ impl Epochs {
         self.current.load(Ordering::Relaxed)
     }
 
-    /// Returns the last epoch whose freed clusters can be used; `None` if there is none.
+    /// Returns the last epoch whose freed clusters can be used; `None` if no such epoch exists yet.
     ///
     /// Ends the current epoch if that is possible.
     pub(super) fn reusable(&self) -> Option<u64> {
@@ -154,7 +154,7 @@ mod tests {
         epochs.leave(&two, newest);
     }
 
-    /// One worker always has requests in flight while another thread frees the clusters they use.
+    /// A worker always has requests in flight while another thread frees the clusters they use.
     #[test]
     fn nothing_is_used_again_under_a_reader() {
         const FREE: u64 = u64::MAX;
@@ -172,7 +172,7 @@ mod tests {
                     let parity = epochs.enter(&counts);
                     let number = linked.load(Ordering::Acquire);
                     flights.push_back((parity, number));
-                    // One or two at a time: the second needs no fence.
+                    // Keeps one or two requests in flight: the second needs no fence.
                     while flights.len() > 1 + usize::from(parity == 0) {
                         let (parity, number) = flights.pop_front().expect("more than one");
                         wrong.fetch_add((!holds(number)).into(), Ordering::Relaxed);

@@ -73,7 +73,8 @@ impl Chain {
         Ok(below.map(|below| (link, below)))
     }
 
-    /// Returns the index of the present backing image; the inner `None`: there is none.
+    /// Returns the index of the present backing image. The inner `None`: the image has no backing
+    /// image.
     ///
     /// The outer `None`: the header names a file that is not one of these.
     fn below(&self, before: &[Link], n: usize, now: &Image) -> Result<Option<Option<usize>>> {
@@ -99,7 +100,7 @@ impl Chain {
         Ok(found.map(Some))
     }
 
-    /// Returns whether the present header names the data file that is open here, by whatever name.
+    /// Returns whether the present header names the data file that is open here, under any name.
     pub(super) fn has_same_data(&self, link: &Link, now: &Image) -> bool {
         let is_there = |name: &[u8]| {
             // (The data file's storage follows that of the image itself.)

@@ -62,7 +62,7 @@ impl Helpers {
         self.shared.work.lock().jobs.len()
     }
 
-    /// Runs the waiting job of this number on the calling thread; false if there is none.
+    /// Runs the waiting job of this number on the calling thread; false if no such job waits.
     pub(crate) fn do_one(&self, number: usize) -> bool {
         let job = self.shared.work.lock().jobs.remove(number);
         job.map(|job| job()).is_some()

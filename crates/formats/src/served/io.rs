@@ -41,8 +41,8 @@ impl Payload {
 
 /// I/O on the files of a chain.
 ///
-/// Each operation starts when its method is called, not when the future is first polled. So several
-/// operations can be started and then awaited.
+/// Each operation starts when its method is called, not when the future is first polled. Several
+/// operations can therefore be started and then awaited.
 pub(super) trait Io {
     /// Starts an operation without data in memory: zeroes, a discard or a flush.
     fn plain(
@@ -70,7 +70,7 @@ pub(super) trait Io {
     ) -> impl Future<Output = Result<(), Errno>>;
 }
 
-/// Blocking I/O on the calling thread. Its futures are ready at once.
+/// Blocking I/O on the calling thread. The futures are ready at once.
 pub(super) struct BlockingIo<'a>(pub(super) &'a [Arc<dyn Storage>]);
 
 impl BlockingIo<'_> {

@@ -32,7 +32,8 @@ impl Jobs {
         workers.push(Arc::downgrade(worker));
     }
 
-    /// Posts a job and wakes the workers; the first one that looks does it. One job at a time.
+    /// Posts a job and wakes the workers; the first one that looks does it. Only one job may be in
+    /// progress at a time.
     pub(super) fn post(&self, job: Job) {
         *locked(&self.job) = Some(job);
         self.waits.store(true, Ordering::SeqCst);

@@ -2,9 +2,9 @@
 //!
 //! A write that allocates completes before its entries are on disk; a guest that needs durability
 //! flushes. But a guest can outlive this process, and the successor's reply to its next flush
-//! covers that write, too. So each changed entry is recorded in memory that the front-end keeps,
-//! until a write-back has made the entry durable. (Written data is safe in the kernel. After a
-//! power cut the guest is gone, and so is this memory.)
+//! covers that write, too. Therefore each changed entry is recorded in memory that the front-end
+//! keeps, until a write-back has made the entry durable. (Written data is safe in the kernel. After
+//! a power cut the guest is gone, and so is this memory.)
 //!
 //! Words of the header: magic; device and inode of the image; size of the disk; counters of the
 //! first and of the next record; size that the disk is about to get. The records follow, of four

@@ -1,4 +1,4 @@
-//! What qcow2 and QED have in common: two levels of tables that map guest to host clusters.
+//! The common layout of qcow2 and QED: two levels of tables that map guest to host clusters.
 
 use crate::qcow2::{self, Cluster, L1Entry, L2Entry, MAX_HOST_OFFSET};
 use crate::qed;
@@ -15,8 +15,8 @@ pub(super) const EXCLUSIVE: u64 = 1 << 63;
 /// Why an entry is invalid, as text for the user.
 pub(super) type Problem = String;
 
-/// The layout of one image's tables. Entries are kept as numbers, whatever their byte order on
-/// disk.
+/// The layout of one image's tables. Entries are kept as numbers, independent of their byte order
+/// on disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Layout {
     Qcow2(qcow2::Geometry),

@@ -3,9 +3,9 @@
 //! The numbers are those of guest clusters that are being allocated, or of tables that are being
 //! created or read.
 //!
-//! Locks are granted in the order of the requests, whichever worker runs the task. Otherwise a
-//! worker whose tasks wait for each other would take a lock again before any other worker has woken
-//! up, for as long as its guest sends requests.
+//! Locks are granted in the order of the requests, no matter which worker runs the task. Otherwise
+//! a worker whose tasks wait for each other would take a lock again before any other worker has
+//! woken up, and would repeat that while its guest sends requests.
 
 use parking_lot::Mutex;
 use std::future::poll_fn;
@@ -60,7 +60,7 @@ pub(super) struct RangeGuard<'a> {
 }
 
 impl RangeLocks {
-    /// Waits until nobody holds a part of `range`, which is not empty, and locks it.
+    /// Waits until no task holds a part of `range`, which is not empty, and locks it.
     ///
     /// The range is locked as a whole, so a waiting task never holds a part of it.
     pub(super) async fn lock(&self, range: Range<u64>) -> RangeGuard<'_> {

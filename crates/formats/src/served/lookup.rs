@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 /// The number is also limited by the size of the image's cache.
 const MOST_SLOTS: usize = 1024;
 
-/// One worker's references to the slices of one image.
+/// A worker's references to the slices of one image.
 struct Near {
     /// Indexed by the slice's number modulo the number of slots, a power of two. A slot keeps an
     /// evicted slice in memory, beyond the limit of the cache. Therefore the slots are swept.
@@ -22,7 +22,7 @@ struct Near {
     swept: u64,
 }
 
-/// One worker's references to the slices of a chain.
+/// A worker's references to the slices of a chain.
 pub(super) struct Lookup(Vec<Near>);
 
 /// The result of a look-up.

@@ -30,8 +30,8 @@ pub struct MapExtent {
     /// image. An image without an entry decides if it is the last one, or if the next one ends
     /// before this part.
     pub depth: usize,
-    /// Whether that image has an entry, as data or as zeroes. It would read the same with another
-    /// backing file.
+    /// Whether that image has an entry for the part, as data or as zeroes. If so, the part would
+    /// read the same with another backing file.
     pub present: bool,
     /// Whether the part reads as zeroes.
     pub zero: bool,
@@ -82,15 +82,15 @@ impl MapExtent {
 
 /// Looks up where the bytes of an activated disk are.
 ///
-/// Remembers what it has read last. So it is for a single thread, and fastest with ascending
-/// offsets.
+/// Remembers what it has read last. A mapper is therefore for a single thread, and is fastest with
+/// ascending offsets.
 pub struct Mapper {
     active: Arc<Active>,
     near: Vec<Near>,
     paths: Vec<PathBuf>,
 }
 
-/// What a mapper remembers of one image of the chain.
+/// The state that a mapper remembers of one image of the chain.
 #[derive(Default)]
 struct Near {
     slice: Option<Arc<Slice>>,

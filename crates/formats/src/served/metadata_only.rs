@@ -7,8 +7,8 @@ use fathom_files::ImageFile;
 
 /// Returns whether clearly more clusters have a refcount than the file has space for.
 ///
-/// This is so after `preallocation=metadata`. Then it pays to ask the file which clusters are
-/// holes. Never true for QED images. Uses the same threshold as QEMU.
+/// The result is true after `preallocation=metadata`, for example. If true, the caller should ask
+/// the file which clusters are holes. Never true for QED images. Uses the same threshold as QEMU.
 pub(super) fn has_metadata_only(file: &dyn ImageFile) -> Result<bool> {
     if Format::probe(file)? != Format::Qcow2 {
         return Ok(false);

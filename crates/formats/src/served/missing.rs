@@ -1,9 +1,10 @@
 //! Finds clusters beyond the end of the file that an image's tables refer to.
 //!
-//! Such a file was truncated. The guest's data there is lost, and the next writer of the image
-//! would put new data where the tables expect the old. This search runs at each start and must cost
-//! next to nothing. So it first looks at refcounts: only at the few that count clusters beyond the
-//! end. (They may be nonzero for clusters that no table refers to: a power cut leaves such leaks.)
+//! A file with such clusters was truncated. The guest's data there is lost, and the next writer of
+//! the image would put new data where the tables expect the old. This search runs at each start and
+//! must cost next to nothing. The search therefore first looks at refcounts: only at the few that
+//! count clusters beyond the end. (The refcounts may be nonzero for clusters that no table refers
+//! to: a power cut leaves such leaks.)
 
 use super::layout::Layout;
 use super::storage::Storage;

@@ -27,7 +27,7 @@ const MAX_BLOCK: u64 = 4096;
 /// Maximum number of images in a chain.
 pub const MAX_CHAIN: usize = 200;
 
-/// One image of a chain, by its header.
+/// An image of a chain, by its header.
 #[derive(Clone)]
 pub(super) struct Link {
     pub(super) storage: StorageId,

@@ -61,7 +61,7 @@ pub enum OwnBitmaps {
     /// For a tool: the bitmaps stay valid without recording, since the tool changes nothing that
     /// they would have to record.
     Kept,
-    /// A user of the disk records changes. It calls
+    /// A user of the disk records changes. The user calls
     /// [`ImageDisk::take_bitmaps`](super::ImageDisk::take_bitmaps) before the first change.
     Recorded,
 }

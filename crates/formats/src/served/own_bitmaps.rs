@@ -1,9 +1,9 @@
 //! The bitmaps inside a qcow2 image, while a user of the disk records changes.
 //!
-//! The enabled bitmaps are marked as in use before the first write, as QEMU does it. So after a
-//! kill of this process nobody takes them for valid. At deactivation the recorded bitmaps replace
-//! them: bits, tables and directory go to free clusters. When all of that is durable, a single
-//! write of the header's first sector switches to it.
+//! The enabled bitmaps are marked as in use before the first write, as QEMU does it. After a kill
+//! of this process, the next user of the image therefore does not take them for valid. At
+//! deactivation the recorded bitmaps replace them: bits, tables and directory go to free clusters.
+//! When all of that is durable, a single write of the header's first sector switches to it.
 
 use super::activate::miss_writes;
 use super::active::Layer;
@@ -56,7 +56,7 @@ impl ImageDisk {
     /// and nothing was written yet. `is_wanted` is called for each enabled bitmap with its name and
     /// granularity. `take` receives each wanted one with its bits, and returns whether it keeps it.
     ///
-    /// The bitmaps taken are marked as in use. They are lost to the next user of the image unless
+    /// The bitmaps taken are marked as in use, and are lost to the next user of the image unless
     /// they are [stored](Self::deactivate_with) again. The others stay in the image; the enabled
     /// ones miss writes from now on.
     pub fn take_bitmaps(
@@ -361,7 +361,7 @@ impl Leaving<'_> {
     }
 }
 
-/// Returns the result of work that need not wait, since nobody else uses the image.
+/// Returns the result of work that need not wait, since the image has no other user.
 fn done<T>(work: impl Future<Output = std::result::Result<T, Errno>>) -> Result<T> {
     let done = super::disk::at_once(work).unwrap_or(Err(libc::EBUSY));
     done.map_err(|errno| Error::io("cannot write the image")(io::Error::from_raw_os_error(errno)))

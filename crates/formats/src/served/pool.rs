@@ -17,7 +17,7 @@ const KEPT_BYTES: usize = 8 << 20;
 
 const SIZES: usize = (MAX_KEPT / ALIGN).ilog2() as usize + 1;
 
-/// One worker's free buffers.
+/// A worker's free buffers.
 #[derive(Default)]
 pub(super) struct Pool([RefCell<Vec<AlignedBuffer>>; SIZES]);
 

@@ -88,11 +88,11 @@ impl ImageDisk {
 
     /// Sets or removes the backing file of the image at that depth.
     ///
-    /// The image is the first one, or one whose [header](SideViewKind::Between) can be written, and is in
-    /// use. It reads the same before and after, since all data that could differ is its own. The
-    /// write of a single sector, which comes last, switches to the new backing file. The chain in
-    /// use stays the old one until the next activation. Waits for a write-back of the image's
-    /// metadata.
+    /// The image is the first one, or one whose [header](SideViewKind::Between) can be written, and
+    /// is in use. The image reads the same before and after, since all data that could differ is
+    /// its own. The write of a single sector, which comes last, switches to the new backing file.
+    /// The chain in use stays the old one until the next activation. Waits for a write-back of the
+    /// image's metadata.
     pub fn set_backing(
         &self,
         depth: usize,
@@ -127,7 +127,8 @@ impl ImageDisk {
     }
 }
 
-/// Returns whether both paths are the same name in the same directory, whichever file has that name.
+/// Returns whether both paths are the same name in the same directory. The file of that name is not
+/// examined.
 fn is_same_place(one: &Path, other: &Path) -> bool {
     let directory = |path: &Path| {
         let parent = path.parent().filter(|parent| *parent != Path::new(""));

@@ -6,8 +6,8 @@
 //! A disk that shrinks first rejects requests beyond its new end. When no such request is in
 //! flight, the clusters there are unlinked. When that is durable, the new size is written.
 //!
-//! All steps use the code of ordinary requests. So a power cut at any instant leaves a sound image
-//! of either size.
+//! All steps use the code of ordinary requests. A power cut at any instant therefore leaves a sound
+//! image of either size.
 
 use super::active::Active;
 use super::alloc::Run;
@@ -64,7 +64,8 @@ impl Active {
         }
         if let Layout::Qcow2(g) = &tables.layout {
             tables.grow_l1(io, g.l1_entries_for(new)).await?;
-            // There may be saved VM state, or clusters left by a failed resize.
+            // Beyond the old size, the tables may have saved VM state, or clusters left by a failed
+            // resize.
             tables.cut(io, g.clusters_of(old)).await?;
         }
         tables.set_size(new);
@@ -345,7 +346,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Unlinks the whole table of an L1 entry; false if there is none.
+    /// Unlinks the whole table of an L1 entry; false if the entry has no table.
     ///
     /// The caller holds the lock for writing back, and nothing of the table is dirty.
     async fn cut_table(&self, io: &impl Io, index: usize) -> Result<bool, Errno> {

@@ -64,7 +64,7 @@ impl Resizing {
                 .set_len(self.size)
                 .and_then(|()| file.bytes().sync())
         {
-            // The disk has its new size by now, and nobody sees the data beyond it.
+            // The disk has its new size by now, and no request reaches the data beyond it.
             let file = file.path().display();
             tracing::warn!(
                 "{path}: cannot shorten its data file {file}, which stays longer than the disk: \
@@ -210,8 +210,8 @@ impl ImageDisk {
         }
     }
 
-    /// Returns whether the image has valid bitmaps. Those recorded elsewhere meanwhile do not
-    /// count.
+    /// Returns whether the image has valid bitmaps. Bitmaps that are recorded elsewhere meanwhile
+    /// do not count.
     fn has_bitmaps_of_a_size(&self, header: &qcow2::Header) -> Result<bool, Error> {
         let bitmaps = read_bitmaps(self.chain.storages[0].bytes(), header)?;
         let says = |bitmap: &Bitmap| bitmap.flags & FLAG_IN_USE == 0;

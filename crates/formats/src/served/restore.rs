@@ -1,8 +1,8 @@
 //! Restores changes that a killed predecessor had in memory only.
 //!
-//! The predecessor's file is sound. It has the entries of the last write-back and any part of the
-//! one in progress, and all data. The journal's further changes are validated like any untrusted
-//! input, applied in memory, and written back before the first request.
+//! The predecessor's file is sound. The file has the entries of the last write-back, any part of
+//! the one in progress, and all data. The journal's further changes are validated like any
+//! untrusted input, applied in memory, and written back before the first request.
 
 use super::alloc::Space;
 use super::io::{BlockingIo, Errno, Io};
@@ -142,8 +142,8 @@ impl Tables {
 
     /// Checks a table that the predecessor has made.
     ///
-    /// It was written empty or as a copy, and changed since by entries of the predecessor only. So
-    /// its entries must not refer to metadata.
+    /// The table was written empty or as a copy, and changed since by entries of the predecessor
+    /// only. The table's entries therefore must not refer to metadata.
     async fn check_new_table(
         &self,
         io: &BlockingIo<'_>,

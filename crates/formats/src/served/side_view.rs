@@ -37,9 +37,9 @@ pub enum SideViewKind {
     /// The image at that depth, 1 or more, with all images below it. Data written to it is visible
     /// where the images above have none.
     Below(usize),
-    /// Two side views. One is the image at depth `base`, as for `Below`. The other is only read:
-    /// the image at depth `top`, from 1 to less than `base`, with all images below it. The header
-    /// of the image above `top` can be written.
+    /// Two side views. The first is the image at depth `base`, as for `Below`. The second is only
+    /// read: the image at depth `top`, from 1 to less than `base`, with all images below it. The
+    /// header of the image above `top` can be written.
     Between { top: usize, base: usize },
     /// The same disk with copy-on-read: data that is read is copied into the top image.
     CopyOnRead,
@@ -63,7 +63,8 @@ impl SideViewKind {
     }
 }
 
-/// A side view of a disk. It shares all state in memory with the disk and is in use as long.
+/// A side view of a disk. The view shares all state in memory with the disk, and is in use while
+/// the disk is in use.
 pub struct SideView {
     shared: Arc<Shared>,
     storages: Vec<Arc<dyn Storage>>,

@@ -12,8 +12,8 @@ const MAX_PLACES: usize = 4096;
 impl Active {
     /// Describes the range from `guest` on, as far as `out` has room and `MAX_PLACES` allows.
     ///
-    /// Allocated clusters count as data whatever they hold. Raw images have the holes of their
-    /// files.
+    /// Allocated clusters count as data, regardless of their contents. Raw images have the holes of
+    /// their files.
     pub(super) async fn block_status(
         &self,
         io: &TaskIo,

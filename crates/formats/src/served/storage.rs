@@ -11,8 +11,8 @@ pub type EndGuard = Arc<dyn Fn(Range<u64>) -> bool + Send + Sync>;
 
 /// A file that holds an image, or a part of one.
 ///
-/// It has blocking access, for opening and closing the image, and a [`Disk`] for requests. Once a
-/// write through one of them has returned, the other one sees its data.
+/// A storage has blocking access, for opening and closing the image, and a [`Disk`] for requests.
+/// Once a write through one of them has returned, the other one sees its data.
 pub trait Storage: Send + Sync {
     /// Returns the blocking access.
     fn bytes(&self) -> &dyn ImageFile;
@@ -25,7 +25,7 @@ pub trait Storage: Send + Sync {
     fn path(&self) -> &Path;
     /// Returns the device and inode, which two storages share exactly if they are the same file.
     fn identity(&self) -> (u64, u64);
-    /// Returns the identity of the file for as long as it is open.
+    /// Returns the identity of the file, which is valid while the file is open.
     fn file_id(&self) -> FileId {
         let (device, inode) = self.identity();
         FileId::File { device, inode }

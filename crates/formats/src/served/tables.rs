@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What a guest range is, as far as this image knows.
+/// The kind and place of a guest range, according to this image alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     /// Data at this offset of the image's data storage.
@@ -49,7 +49,7 @@ pub(super) struct Miss;
 
 /// A part of the file that no entry refers to any more.
 ///
-/// Its refcounts are lowered once that is durable.
+/// The refcounts of its clusters are lowered once the removal of the entry is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unlinked {
     /// Offset and length in bytes in the image's file; any clusters that these touch.
@@ -85,7 +85,7 @@ pub(super) struct State {
     /// write, which may have reached the disk nevertheless.
     pub(super) header: Option<Vec<u8>>,
     pub(super) alloc: Allocator,
-    /// `None` if nobody would pass the journal to a successor.
+    /// `None` if no front-end would pass the journal to a successor.
     pub(super) journal: Option<Journal>,
 }
 

@@ -36,7 +36,8 @@ struct Ask {
 struct Outcome {
     result: Cell<Option<Result<(), Errno>>>,
     waker: Cell<Option<Waker>>,
-    /// Its buffers, which live until the operation has ended, even if the task is dropped.
+    /// The operation's buffers, which live until the operation has ended, even if the task is
+    /// dropped.
     payload: Cell<Option<Payload>>,
 }
 
@@ -99,7 +100,8 @@ impl WorkerIo {
         pausing.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns the I/O of a task without a request. Its operations count as in flight like others.
+    /// Returns the I/O of a task without a request. The task's operations count as in flight like
+    /// others.
     pub(super) fn for_nobody(self: &Rc<Self>) -> TaskIo {
         TaskIo {
             worker: self.clone(),

@@ -59,7 +59,7 @@ pub(super) struct Target {
     pub(super) slice: Pinned,
     pub(super) index: usize,
     entry: L2Entry,
-    /// Its host cluster, if that may be written to.
+    /// The host cluster of the guest cluster, if the host cluster may be written to.
     pub(super) own: Option<HostOffset>,
     /// Units that have data somewhere, and units that are zero.
     pub(super) allocated: u32,
@@ -125,7 +125,7 @@ impl Active {
 
     /// Allocates clusters for the first clusters of `range`, and writes them.
     ///
-    /// Returns where that part ends. This is the start of `range` if another task has meanwhile
+    /// Returns where that part ends. The end is the start of `range` if another task has meanwhile
     /// allocated the first cluster, which can then be written in place.
     async fn allocating_write(
         &self,
@@ -225,7 +225,7 @@ impl Active {
 
     /// Returns what to write before and after the guest's data in newly written units.
     ///
-    /// This is what the guest reads there now.
+    /// The data is what the guest reads there now.
     async fn fill(
         &self,
         io: &TaskIo,
@@ -317,7 +317,7 @@ async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
 
 /// Returns the guest range to be written so that units are written as a whole.
 ///
-/// It covers all units that `range` touches. Of a cluster that moves it covers all data. The
+/// The result covers all units that `range` touches, and all data of a cluster that moves. The
 /// targets start at `start`.
 fn outer(
     tables: &Tables,

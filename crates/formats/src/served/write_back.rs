@@ -85,8 +85,8 @@ impl Tables {
     ///
     /// Clusters that the guest has freed can be used once that is durable and no request in flight
     /// may use them. Each attempt gives requests time to end. `before` is the value of `given_up`
-    /// before the write, since another task may have made room meanwhile. Fails with ENOSPC if
-    /// there is none.
+    /// before the write, since another task may have made room meanwhile. Fails with ENOSPC if no
+    /// room could be made.
     pub(super) async fn reclaim(&self, io: &impl Io, before: u64) -> Result<(), Errno> {
         for _ in 0..RECLAIM_ATTEMPTS {
             let alone = self.writing_back.lock_all().await;
@@ -234,7 +234,8 @@ impl Tables {
 
     /// Writes the offset and the size of the refcount table to the header.
     ///
-    /// These are bytes 48 to 59 of the first sector, which is written wholly or not at all.
+    /// Both fields are in bytes 48 to 59 of the first sector, which is written wholly or not at
+    /// all.
     async fn point_header(&self, io: &impl Io, at: HostOffset, len: u64) -> Result<(), Errno> {
         let mut sector = io.read(self.storage, HostOffset(0), 512).await?;
         let bytes = sector.bytes_mut();

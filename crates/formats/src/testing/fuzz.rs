@@ -1,8 +1,8 @@
 //! The bodies of the fuzz targets, which make images from bytes.
 //!
-//! They check that nothing panics, takes much memory or runs forever, and that parsed structures
-//! are encoded unchanged. A repaired image must have nothing left to repair. A changed image must
-//! be sound.
+//! The targets check that nothing panics, takes much memory or runs forever, and that parsed
+//! structures are encoded unchanged. A repaired image must have nothing left to repair. A changed
+//! image must be sound.
 
 use super::MemoryFile;
 use super::served::serve;
@@ -296,8 +296,8 @@ fn steady(format: Format) -> usize {
 
 /// Serves an image, changes it behind the server's back, and serves it again.
 ///
-/// An image without changes stays sound. Whatever was changed, guest data never gets into the
-/// header.
+/// An image without changes stays sound. Guest data never gets into the header, even after
+/// arbitrary changes.
 pub fn served_image(data: &[u8]) {
     let Some((&[first, second, third], data)) = data.split_first_chunk::<3>() else {
         return;

@@ -268,7 +268,7 @@ fn copies_are_what_they_were_copied_from() {
         let before = to.bytes().clone();
         assert!(copy(&from, &to, Broken::Refuse).is_err());
         assert!(*to.bytes() == before);
-        // One of the bitmaps misses writes.
+        // Now one of the bitmaps misses writes.
         let at = directory(&from);
         let flags = from.bytes()[at + 15];
         assert_eq!(u32::from(flags), FLAG_AUTO);

@@ -150,7 +150,7 @@ fn clusters_that_are_written_again() {
     });
 }
 
-/// One request at a time, so that no request waits for further ones.
+/// Sends one request at a time, so that no request waits for further ones.
 #[test]
 fn one_cluster() {
     each(CASES, rounds(1), |made, seed| {

@@ -1,4 +1,4 @@
-//! Every request ends, whatever other requests are in flight.
+//! Every request ends, regardless of the other requests in flight.
 
 use crate::support::sim::case::{Backing, Case, GROWING, Made, SMALL};
 use crate::support::sim::run::{Run, Start};

@@ -1,5 +1,5 @@
 //! Forged in-flight state of a killed server. Activation is refused, or the image can still be
-//! used. Nothing is written over its metadata.
+//! used. No write overwrites the image's metadata.
 
 use crate::support::sim::case::{
     Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, Made, QED, SMALL, SNAPSHOT,
@@ -220,7 +220,7 @@ fn serve(run: &mut Run) {
     (run.strict, run.blind) = (false, true);
     run.requests(30);
     run.drain();
-    // Writes data to the whole disk, whichever records were accepted.
+    // Writes data to the whole disk, no matter which records were accepted.
     let sectors = run.model.sectors();
     for first in (0..sectors).step_by(64) {
         run.alone(Ask {

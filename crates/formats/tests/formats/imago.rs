@@ -13,7 +13,7 @@ use imago::qcow2::Qcow2;
 use imago::{FormatAccess, FormatDriverBuilder, PermissiveImplicitOpenGate};
 use std::path::Path;
 
-/// Cases that imago supports. It has neither zstd nor subclusters.
+/// Cases that imago supports: imago has neither zstd nor subclusters.
 const CASES: &[Case] = &[
     SMALL,
     NARROW,

@@ -66,8 +66,8 @@ impl Server {
         Ok(Server { world, run, memory })
     }
 
-    /// Kills the server after `after` more operations that it executes synchronously. What the
-    /// server does after that has no effect.
+    /// Kills the server after `after` more operations that it executes synchronously. Operations of
+    /// the server after that have no effect.
     fn doomed(&mut self, after: u64, doing: impl FnOnce(&mut Run)) -> Option<Left> {
         let at = self.world.state().operations + after;
         self.world.state().kill = Some(Kill {
@@ -92,7 +92,7 @@ impl Server {
     }
 }
 
-/// Reads the disk after a kill and compares it with what the guest was told.
+/// Reads the disk after a kill and compares it with the replies that the guest has received.
 fn inspect(made: &Made, left: &Left, model: Model, rng: &mut Rng) -> (Vec<Value>, Model) {
     let mut server = Server::new(made, left, model, rng).expect("the image opens");
     let sound = |when: &str| {

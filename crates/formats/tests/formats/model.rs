@@ -414,7 +414,7 @@ fn a_seed_does_the_same_again() {
             (end, world.state().log.take().expect("it was put there"))
         };
         let ((end, first), (end_again, second)) = (log(), log());
-        // Of 200 requests, about 50 to 300 events change the image.
+        // The 200 requests cause about 50 to 300 events that change the image.
         assert!(first.events.len() > 20, "little was done");
         for (event, again) in first.events.iter().zip(&second.events) {
             assert!(event == again, "{event:x?}, the next time {again:x?}");

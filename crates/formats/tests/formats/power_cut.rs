@@ -1,5 +1,5 @@
-//! Power cuts while an image is served. Whichever of the last writes are on the disk, the image is
-//! sound and holds everything that was flushed.
+//! Power cuts while an image is served. With any subset of the last writes on the disk, the image
+//! is sound and holds everything that was flushed.
 
 use crate::support::sim::case::{Backing, Case, EXTENDED, Made, QED, SMALL};
 use crate::support::sim::cut::Cuts;

@@ -71,7 +71,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// A handshake ends, whatever replies to options a server sends in whatever order.
+        /// A handshake ends, no matter which replies to options a server sends and in which order.
         #[test]
         fn a_handshake_ends_whatever_a_server_says(
             answers in prop::collection::vec(

@@ -155,7 +155,7 @@ impl ByteChannel {
         }
     }
 
-    /// Submits the request on whole blocks, or completes it if there are none.
+    /// Submits the request on whole blocks, or completes it if `blocks` is empty.
     pub(super) fn submit_rest(&mut self, cx: &mut Cx, n: usize, blocks: Range<u64>) {
         let part = self.part(n);
         part.step = Step::Whole;

@@ -1,5 +1,4 @@
-//! One worker's access to a base image: reads the cache's file once it has the stripes of a
-//! request.
+//! A worker's access to a base image: reads the cache's file once it has the stripes of a request.
 
 use super::shared::{AGAIN, Shared};
 use super::stripe_notifier::{StripeNotifier, overlap};
@@ -46,8 +45,8 @@ pub(super) struct CachedChannel {
     file: Box<dyn Channel>,
     view: Arc<View>,
     epoch: u64,
-    /// Channels and views that were replaced. They are kept because the engine has their files
-    /// registered as long as it lives.
+    /// Replaced channels and views, kept because their files stay registered with the engine until
+    /// the engine is dropped.
     former: Vec<(Box<dyn Channel>, Arc<View>)>,
     /// Value of the live map before each read, by request.
     seen: Vec<u64>,
@@ -145,7 +144,7 @@ impl CachedChannel {
             ended += 1;
             let run = self.run(request);
             let seen = self.seen[id.0 as usize];
-            // This also accepts failed reads whose stripes stayed in the cache.
+            // Failed reads whose stripes stayed in the cache are accepted, too.
             run.is_none_or(|run| self.view.live.look(run) == Some(seen))
         };
         cx.take_back(since, stands, &mut back);

@@ -41,8 +41,9 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Timeout for a keeper to accept a connection.
 const DIAL: Duration = Duration::from_secs(2);
 
-/// First argument of a keeper's command line. The second is its directory, for people who list
-/// processes. Its terms are passed as JSON on standard input, because they may be secret.
+/// First argument of a keeper's command line. The second argument is the keeper's directory, for
+/// people who list processes. The terms are passed as JSON on standard input, because they may be
+/// secret.
 pub const KEEPER: &str = "base-keeper";
 
 /// Sets the function that finds keepers, by a process that may start programs. Only the first call
@@ -102,8 +103,8 @@ fn find_any(terms: &Terms) -> io::Result<OwnedFd> {
     }
 }
 
-/// Connects to the keeper, and starts one if there is none. `started` receives the processes it has
-/// started.
+/// Connects to the keeper, and starts a keeper if none is running. `started` receives the processes
+/// that were started.
 pub fn find_or_start(terms: &Terms, started: &mut dyn FnMut(Child)) -> io::Result<OwnedFd> {
     let place = terms.place();
     let deadline = Instant::now() + PATIENCE;

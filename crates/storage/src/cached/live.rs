@@ -3,8 +3,8 @@
 //!
 //! Each stripe has a word that only grows, and is odd while the stripe is in the cache. A reader of
 //! a stripe's data checks the word again after the read: if it has not changed, the stripe was in
-//! the cache throughout. So the keeper removes a stripe by one store, without asking any reader,
-//! and frees its space afterwards.
+//! the cache throughout. Therefore the keeper removes a stripe by one store, without asking any
+//! reader, and frees its space afterwards.
 
 use fathom_sigbus::{Alarm, Guarded, Spare};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -80,8 +80,8 @@ impl LiveMap {
 
     fn words(&self) -> &[AtomicU32] {
         let skipped = HEADER as usize / 4;
-        // SAFETY: the mapping is that long, page-aligned, and lives as long as this value; its
-        // words are only accessed by atomic operations.
+        // SAFETY: the mapping has that length, is page-aligned, and is unmapped only when this
+        // value is dropped; its words are only accessed by atomic operations.
         unsafe { slice::from_raw_parts(self.start.add(skipped), self.stripes as usize) }
     }
 

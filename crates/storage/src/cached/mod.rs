@@ -1,9 +1,9 @@
 //! A remote base image, fetched to this host on demand.
 //!
-//! Its stripes are stored in a cache, which all disks of this host with the image share. The cache
-//! has a *keeper*, a separate process. `finder` finds or starts the keeper on the `terms` of the
-//! first user of the image. Only the keeper fetches, checks and writes data; all others read what
-//! the cache has:
+//! The image's stripes are stored in a cache, which all disks of this host with the image share.
+//! The cache has a *keeper*, a separate process. `finder` finds or starts the keeper on the `terms`
+//! of the first user of the image. Only the keeper fetches, checks and writes data; all others read
+//! what the cache has:
 //!
 //! - the keeper hands out two read-only files: the data, and a map of the stripes in the cache
 //!   (`live`);

@@ -46,7 +46,7 @@ struct Now {
     notifiers: Vec<Weak<StripeNotifier>>,
 }
 
-/// What the keeper has provided on a new connection.
+/// Files and connection that the keeper has provided on a new connection.
 pub(super) struct Shown {
     pub(super) view: Arc<View>,
     pub(super) keeper: Arc<OwnedFd>,
@@ -135,7 +135,7 @@ impl Shared {
         was != is_away
     }
 
-    /// Returns a new bell that is notified as long as its owner keeps it.
+    /// Returns a new notifier, which is notified until its owner drops it.
     pub(super) fn listen(&self) -> io::Result<Arc<StripeNotifier>> {
         let stripe_notifier = Arc::new(StripeNotifier::new()?);
         let mut now = self.now.lock();

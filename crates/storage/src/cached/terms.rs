@@ -118,7 +118,8 @@ impl Terms {
     }
 }
 
-/// FNV-1a. It must only never change: the cache itself records whose it is.
+/// FNV-1a. The function must never change, because the hash is a part of the directory's name. A
+/// collision is detected, since the cache itself records which image it belongs to.
 fn hash(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)

@@ -40,11 +40,12 @@ pub enum ToKeeper {
 pub enum FromKeeper {
     /// First message: with the file descriptors of the data and of the live map.
     Welcome(Geometry, Identity),
-    /// First and last message: why the image is not available. One line for the user.
+    /// First and last message: why the image is not available, as one line for the user.
     Refused(String),
     /// These stripes are in the cache, or were.
     Here(Run),
-    /// These stripes cannot be fetched, and repeating the request does not help. One line.
+    /// These stripes cannot be fetched, for a reason given as one line. Repeating the request does
+    /// not help.
     Failed(Run, String),
     /// The remote does not deliver data, for this reason; the keeper retries.
     Away(String),

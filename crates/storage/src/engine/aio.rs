@@ -69,7 +69,7 @@ pub(crate) struct Context {
 
 impl Context {
     /// Makes a context for `capacity` operations, or for fewer if the system's limit
-    /// (fs.aio-max-nr) does not allow so many.
+    /// (fs.aio-max-nr) does not allow that number.
     pub(crate) fn new(capacity: usize) -> io::Result<Context> {
         let mut capacity = capacity;
         loop {
@@ -106,8 +106,8 @@ impl Context {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the kernel maps the ring at the context's id for as long as the context exists;
-        // fields that change are atomics.
+        // SAFETY: the kernel maps the ring at the context's id while the context exists; fields
+        // that change are atomics.
         unsafe { &*(self.id as *const Header) }
     }
 
@@ -115,8 +115,8 @@ impl Context {
     /// the first operation, or is EAGAIN.
     ///
     /// # Safety
-    /// The iocbs are valid. Their iovecs stay valid until this function returns, and the memory
-    /// that those name until the operations complete.
+    /// The iocbs are valid. The iovecs of the iocbs stay valid until this function returns. The
+    /// memory that the iovecs name stays valid until the operations complete.
     pub(crate) unsafe fn submit(&self, iocbs: &mut [*mut Iocb]) -> io::Result<usize> {
         // SAFETY: as required of the caller.
         let taken = unsafe {

@@ -28,7 +28,7 @@ impl Epoll {
         })
     }
 
-    /// Watches an eventfd. `fd` stays open until `unwatch` or as long as this value.
+    /// Watches an eventfd. `fd` stays open until `unwatch`, or until this value is dropped.
     pub(crate) fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
         // SAFETY: the descriptor is open, as required of the caller.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -45,7 +45,7 @@ impl Epoll {
         }
     }
 
-    /// Watches a socket for becoming readable or writable. It stays open until `unwatch`.
+    /// Watches a socket for becoming readable or writable. The socket stays open until `unwatch`.
     pub(crate) fn watch_socket(&self, socket: BorrowedFd<'_>, data: u64) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(&self.epoll, socket, EventData::new_u64(data), flags)?;

@@ -140,7 +140,8 @@ impl Engine for Native {
         "native"
     }
 
-    /// Makes room for `n` operations. Those that exceed the context's capacity wait in `queued`.
+    /// Makes room for `n` operations. Operations that exceed the context's capacity wait in
+    /// `queued`.
     fn reserve(&mut self, n: usize) -> io::Result<()> {
         self.pool.reserve(n);
         self.queued.reserve(n.saturating_sub(self.queued.len()));

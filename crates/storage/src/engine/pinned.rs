@@ -12,11 +12,12 @@ const MAX_LEN: usize = 1 << 30;
 /// piece of guest memory.
 const SLOTS: u16 = 16384;
 
-/// Guest memory that the kernel has pinned and mapped for as long as the queues exist, so that it
-/// need not look up the pages of each request.
+/// Guest memory that the kernel has pinned and mapped while the queues exist, so that it need not
+/// look up the pages of each request.
 ///
 /// The costs: all of that memory is resident and cannot move.
-/// - It counts against RLIMIT_MEMLOCK (for users without CAP_IPC_LOCK) once for each worker.
+/// - The memory counts against RLIMIT_MEMLOCK (for users without CAP_IPC_LOCK) once for each
+///   worker.
 /// - A balloon or free page reporting returns no memory to the host.
 /// - The memory cannot be swapped, merged (KSM) or compacted.
 /// - The guest cannot be the target of post-copy migration, which needs its pages absent.

@@ -34,8 +34,8 @@ struct Job {
     token: Token,
 }
 
-// SAFETY: the pusher keeps the iovecs and their memory valid until it has seen the completion,
-// whichever thread uses them.
+// SAFETY: the pusher keeps the iovecs and their memory valid until it has seen the completion, no
+// matter which thread uses them.
 unsafe impl Send for Job {}
 
 /// State shared by the threads and the worker.
@@ -57,7 +57,7 @@ struct Work {
     stopping: bool,
 }
 
-/// One worker's pool.
+/// A worker's pool.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     /// Jobs that were pushed and not yet handed to the threads.

@@ -49,7 +49,7 @@ pub(crate) enum Setup {
     Plain,
 }
 
-/// One ring, used only by the thread that made it.
+/// A ring, used only by the thread that made it.
 pub(crate) struct Ring {
     ring: io_uring::IoUring,
     /// The descriptor passed to io_uring_enter(2): the index registered for the thread, if

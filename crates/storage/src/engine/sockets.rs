@@ -15,7 +15,7 @@ struct Pending {
     cancelled: bool,
 }
 
-/// One worker's pending socket operations.
+/// A worker's pending socket operations.
 #[derive(Default)]
 pub(crate) struct Sockets {
     pending: Vec<Pending>,

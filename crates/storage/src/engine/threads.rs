@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 /// Number of submits after which a busy worker polls its descriptors. Otherwise kicks of sources
-/// that were idle would wait until the worker is idle. This is the only system call of a submit
+/// that were idle would wait until the worker is idle. The poll is the only system call of a submit
 /// without I/O.
 pub(crate) const BUSY_LOOK: u32 = 16;
 

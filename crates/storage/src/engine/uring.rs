@@ -304,7 +304,7 @@ impl Engine for IoUring {
             return Ok(());
         }
         let Ok(ring) = Ring::new(wanted) else {
-            // There is not enough memory for a larger ring; the present one works, too.
+            // Without memory for a larger ring, the present ring stays; it works, too.
             return Ok(());
         };
         self.fixed_files = make_file_table(&ring, self.table, &self.files);
@@ -479,7 +479,7 @@ const FILES: u32 = 64;
 /// Size of the file table of a ring for many disks.
 const MANY_FILES: u32 = 8192;
 
-/// Number of completion queue entries for many disks. Such a ring is not replaced later, as
+/// Number of completion queue entries of a ring for many disks. The ring is not replaced later, as
 /// operations are always in flight.
 const MANY_COMPLETIONS: u32 = 32768;
 

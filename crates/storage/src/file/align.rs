@@ -42,8 +42,8 @@ pub(super) fn probe(file: &File, logical_block: Option<u32>) -> io::Result<Optio
     }))
 }
 
-/// Returns the smallest block that can be read to an address aligned to no more than its size, or
-/// None if there is none. Fails on any error other than EINVAL.
+/// Returns the smallest block that can be read to an address aligned to no more than its size.
+/// Returns None if no block up to `MAX` can be read. Fails on any error other than EINVAL.
 fn smallest_that_reads(file: &File) -> io::Result<Option<u32>> {
     let mut buffer = vec![0u8; 4 * MAX as usize];
     let start = buffer.as_ptr().align_offset(2 * MAX as usize);

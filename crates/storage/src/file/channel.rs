@@ -1,4 +1,4 @@
-//! One worker's access to a file: dispatches each request to immediate service, to the engine
+//! A worker's access to a file: dispatches each request to immediate service, to the engine
 //! directly, or to several steps.
 
 use super::flushes::{Flusher, Verdict};
@@ -334,8 +334,9 @@ impl FileChannel {
             iov_len: state.iov.len() as u32,
             file: self.file,
         };
-        // SAFETY: the state is boxed, and its iovecs change only between operations. They name
-        // guest memory that the source vouches for, a buffer that the state owns, or static zeroes.
+        // SAFETY: the state is boxed, and its iovecs change only between operations. The iovecs
+        // name guest memory that the source vouches for, a buffer that the state owns, or static
+        // zeroes.
         unsafe { cx.engine.push(io, Token::request(id, step as u16)) };
     }
 

@@ -2,9 +2,9 @@
 //!
 //! The kernel reports lost writes to one caller of fdatasync(2) for each open file. A flush may
 //! therefore succeed only because another flush through the same open file has just received the
-//! error, and that flush's worker has not seen it yet. So a successful flush completes only when
-//! the results of all flushes that began before it ended have been seen. With `Cache::None`, no
-//! cached writes can be lost, and no flush waits.
+//! error, and that flush's worker has not seen it yet. Therefore a successful flush completes only
+//! when the results of all flushes that began before it ended have been seen. With `Cache::None`,
+//! no cached writes can be lost, and no flush waits.
 //!
 //! Workers that wait for each other's flushes are slow. If the kernel is known to report errors to
 //! each open file, a disk with several workers is opened again for each of them ([`OwnFile`]). The
@@ -96,7 +96,7 @@ pub(super) struct OwnFile {
     pub(super) flushes: Arc<Flushes>,
 }
 
-/// One flusher's flushes.
+/// The flushes of a single flusher.
 #[derive(Debug)]
 pub(super) struct Flusher {
     all: Arc<Flushes>,

@@ -69,9 +69,9 @@ pub(super) struct Piece {
 /// Plans the pieces of one file's requests. Units are powers of two, in bytes.
 #[derive(Debug)]
 pub(super) struct Planner {
-    /// Alignment of reads and writes; 1 if there is none.
+    /// Alignment of reads and writes; 1 if none is required.
     pub(super) block: u64,
-    /// Alignment of fallocate(2); 1 if there is none.
+    /// Alignment of fallocate(2); 1 if none is required.
     pub(super) allocation_unit: u64,
     pub(super) is_device: bool,
     /// Whether write zeroes may deallocate.

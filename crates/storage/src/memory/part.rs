@@ -21,7 +21,7 @@ pub(super) struct Part {
     /// Byte range of the disk, page-aligned at both ends.
     pub(super) range: Range<u64>,
     bytes: Mapping,
-    /// One bit for each page: set if the page has been written. Other pages read as zeroes; reading
+    /// A bit for each page: set if the page has been written. Other pages read as zeroes; reading
     /// them through the mapping would allocate memory.
     written: Mapping,
 }
@@ -33,9 +33,9 @@ struct Mapping {
     len: u64,
 }
 
-// SAFETY: the mapping lives as long as the value. Its bytes are a disk's sectors: they are read and
-// written through raw pointers only, and never borrowed. Guests that race on a sector get what a
-// disk gives them.
+// SAFETY: the mapping exists until the value is dropped. The mapped bytes are a disk's sectors:
+// they are read and written through raw pointers only, and never borrowed. Guests that race on a
+// sector get what a disk gives them.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send.
 unsafe impl Sync for Mapping {}
@@ -136,8 +136,8 @@ impl Part {
             let from = first.max(word * BITS) % BITS;
             let to = last.min(word * BITS + BITS - 1) % BITS;
             let mask = u64::MAX >> (BITS - 1 - (to - from)) << from;
-            // SAFETY: the mapping has a word for every 64 pages of the part or fraction of them. It
-            // is aligned and shared, as atomics may be.
+            // SAFETY: the mapping has a word for every 64 pages of the part or fraction of them.
+            // The word is aligned and shared, as atomics may be.
             let word = unsafe { &*self.written.base.cast::<AtomicU64>().add(word as usize) };
             (word, mask)
         })
@@ -152,7 +152,7 @@ impl Part {
 
     /// Marks the pages of a range as written, after the data was copied. If they were marked before
     /// the copy, a concurrent discard could leave bytes in an unmarked page, which a later write
-    /// beside them would expose.
+    /// next to them would expose.
     #[inline]
     pub(super) fn wrote(&self, range: &Range<u64>) {
         for (word, mask) in self.words(range) {

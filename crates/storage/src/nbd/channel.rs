@@ -1,4 +1,4 @@
-//! One worker's access to the export.
+//! A worker's access to the export.
 
 use super::connection::{Connection, Event};
 use super::links::{Given, Seat};
@@ -20,7 +20,7 @@ pub(super) enum Phase {
     Up,
     /// The connections are lost; the engine may still be using them.
     Closing,
-    /// There are no connections; the bell announces new ones.
+    /// The channel has no connections; the notifier announces new ones.
     Down,
 }
 

@@ -1,4 +1,4 @@
-//! One connection of a channel: its commands in flight, and its sends and receives.
+//! A connection of a channel: its commands in flight, and its sends and receives.
 
 use super::endpoint::{Connected, say_goodbye};
 use super::receiver::Receiver;
@@ -88,7 +88,7 @@ impl Connection {
         cx.engine.add_socket(self.socket())
     }
 
-    /// Unregisters the socket. Nothing must be in flight on it.
+    /// Unregisters the socket, on which no operation may be in flight.
     pub(super) fn forget(&self, cx: &mut Cx) {
         cx.engine.remove_socket(self.socket());
     }

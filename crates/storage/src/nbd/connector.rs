@@ -32,7 +32,7 @@ impl Connector {
     }
 
     pub(super) fn ask(&self, job: impl FnOnce() + Send + 'static) {
-        // The receiving thread lives as long as this value.
+        // The receiving thread ends only after this value is dropped.
         let _ = self.0.send(Box::new(job));
     }
 }

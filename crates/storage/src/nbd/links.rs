@@ -48,8 +48,8 @@ pub(super) struct Given {
 /// A channel's membership in the links.
 pub(super) struct Seat {
     number: u64,
-    /// Signalled when the connections are lost, when there are new ones, and when a flush is
-    /// wanted.
+    /// Signalled when the connections are lost, when there are new ones, and when this channel has
+    /// to flush.
     pub(super) notifier: Arc<EventNotifier>,
 }
 

@@ -11,8 +11,8 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 /// Maximum number of commands in flight, and the bytes of data after which no more are added. The
-/// replies to so many fit into any socket's buffer, so that client and server never block each
-/// other.
+/// replies to that number of commands fit into any socket's buffer, so that client and server never
+/// block each other.
 const WINDOW: usize = 64;
 const WINDOW_BYTES: u64 = 4 << 20;
 

@@ -139,8 +139,8 @@ impl NbdChannel {
         connection.table.cookie(command)
     }
 
-    /// Begins a flush of the channel's own before the room for kept writes is used up, or when one
-    /// is wanted.
+    /// Begins a flush of the channel's own before the room for kept writes is used up, or when
+    /// `flush_is_wanted` is set.
     fn flush_in_time(&mut self) {
         let has_no_room = self.unflushed.is_half_full() || !self.held.is_empty();
         let is_time = has_no_room || self.flush_is_wanted;
@@ -298,7 +298,7 @@ impl NbdChannel {
     fn keep(&mut self, cx: &Cx, id: RequestId) -> bool {
         let request = &cx.slab[id];
         let writes = matches!(request.op, Op::Write | Op::Discard | Op::WriteZeroes);
-        // Nothing is ever sent again to a disk on which every write is durable.
+        // No write is ever sent again to a disk on which every write is durable.
         if !writes || self.shared.options.writethrough || !self.shared.export.has_cache() {
             return true;
         }

@@ -15,7 +15,7 @@ const GENERATION_SHIFT: u32 = 8;
 /// A command for the server: a request, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ask {
-    /// The request, or NOBODY for the channel's own flush.
+    /// The request, or `NOBODY` for the channel's own flush.
     pub(super) id: RequestId,
     pub(super) flags: u16,
     /// See [`command`].
@@ -55,7 +55,7 @@ pub(super) struct Command {
     generation: u32,
 }
 
-/// A fixed number of commands. They do not move, because headers are sent from here.
+/// A fixed number of commands. The commands do not move, because headers are sent from here.
 pub(super) struct Table {
     commands: Box<[Command]>,
     /// The upper 24 bits of all cookies, which differ from those of other connections. If both

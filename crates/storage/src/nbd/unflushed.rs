@@ -66,8 +66,8 @@ impl Unflushed {
     /// Keeps a completed request. Returns false if there is no room; a flush makes some.
     ///
     /// # Safety
-    /// The request is in flight, so that its segments are valid. It is at most [`LONGEST`] bytes
-    /// long.
+    /// The request is in flight, so that its segments are valid. The request is at most [`LONGEST`]
+    /// bytes long.
     pub(super) unsafe fn keep(&mut self, request: &Request, sequence: u64, mark: u64) -> bool {
         let data = match request.op {
             Op::Write => request.len as usize,
@@ -141,7 +141,7 @@ impl Unflushed {
 }
 
 /// # Safety
-/// The segments are valid for reading, and together as long as `to`.
+/// The segments are valid for reading, and their lengths add up to that of `to`.
 unsafe fn copy_in(segments: &[iovec], mut to: &mut [u8]) {
     for segment in segments {
         let (now, later) = to.split_at_mut(segment.iov_len.min(to.len()));

@@ -1,4 +1,4 @@
-//! One worker's access to an image.
+//! A worker's access to an image.
 
 use super::ended::{Ended, Operation, ended};
 use super::handle::Handle;

@@ -19,7 +19,7 @@ pub(super) struct Ended {
     event: EventNotifier,
 }
 
-/// An operation of the library, reused for many requests. It must not move.
+/// An operation of the library, reused for many requests. The operation must not move.
 pub(super) struct Operation {
     to: Arc<Ended>,
     /// The worker's index of the operation.

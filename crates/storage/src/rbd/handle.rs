@@ -67,7 +67,7 @@ impl Handle {
         })
     }
 
-    /// Returns the raw handle for the library's functions, valid as long as this value.
+    /// Returns the raw handle for the library's functions, valid until this value is dropped.
     pub(super) fn raw(&self) -> ImageHandle {
         self.raw
     }

@@ -19,7 +19,7 @@ pub(super) struct Image {
     /// Present handle of the image. `turn` counts the changes of handle.
     handle: Mutex<Arc<Handle>>,
     turn: AtomicU64,
-    /// Former handles that channels may still use. They are closed by a thread that may block.
+    /// Former handles that channels may still use. A thread that may block closes them.
     before: Mutex<Vec<Arc<Handle>>>,
     cluster: Arc<Cluster>,
     address: Address,

@@ -25,14 +25,14 @@ struct Question {
 pub(super) enum What {
     /// Find the data in a range: its start and length in bytes.
     Status(u64, u64),
-    /// Make the image at least so many bytes long.
+    /// Make the image at least this number of bytes long.
     Len(u64),
 }
 
 // SAFETY: the operation is in flight, and the thread that receives the question ends it.
 unsafe impl Send for Question {}
 
-/// The thread that asks the library. It ends when this value is dropped.
+/// The thread that asks the library. The thread ends when this value is dropped.
 pub(super) struct Inquirer {
     questions: Option<Sender<Question>>,
     thread: Option<JoinHandle<()>>,
@@ -96,7 +96,7 @@ fn lengthen(image: &Image, len: u64) -> io::Result<()> {
 }
 
 fn find(image: &Image, at: u64, len: u64) -> io::Result<Found> {
-    // Nothing exists beyond the image's end.
+    // No data exists beyond the image's end.
     let there = len.min(ImageFile::len(image)?.saturating_sub(at));
     let (mut data, is_cut) = match there {
         0 => (Vec::new(), false),

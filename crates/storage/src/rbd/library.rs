@@ -1,6 +1,6 @@
 //! The functions of Ceph's library that a disk needs. The library is loaded when the first disk of
-//! this kind is opened, so that hosts without such disks need not have it installed. Its C
-//! interface is stable: see rbd/librbd.h and rados/librados.h.
+//! this kind is opened, so that hosts without such disks need not have it installed. The library's
+//! C interface is stable: see rbd/librbd.h and rados/librados.h.
 
 use fathom_units::cause;
 use libc::{c_char, c_int, c_void, iovec, size_t, ssize_t};

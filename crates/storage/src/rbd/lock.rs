@@ -31,7 +31,8 @@ fn first(texts: &[u8]) -> Cow<'_, str> {
 
 impl Image {
     /// Acquires the exclusive lock, so that only this client can write the image; blocking. A dead
-    /// lock owner is blocklisted first, which takes as long as the cluster needs to detect it.
+    /// lock owner is blocklisted first, which takes the time that the cluster needs to detect the
+    /// dead owner.
     pub(super) fn lock(&self) -> Result<(), DiskError> {
         // Live owners are refused here: the library would ask them to release the lock, and QEMU
         // does release it.
@@ -81,7 +82,7 @@ impl Image {
         // SAFETY: the image is open, and the buffer has room for `count` watchers.
         let listed = unsafe { list(self.handle().raw(), watchers.as_mut_ptr(), &mut count) };
         if listed == -libc::ERANGE {
-            // With so many watchers, at least one client is probably alive.
+            // With more than `MOST_WATCHERS` watchers, at least one client is probably alive.
             return Ok(true);
         }
         self.result(listed, "cannot read the image's watchers")?;

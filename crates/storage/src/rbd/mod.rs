@@ -4,9 +4,9 @@
 //!
 //! - `address` is the syntax of an image's address, and `library` has the functions of librbd.
 //!   `cluster`, `image` and its `handle` are the open objects, and `disk` serves the image;
-//! - `channel` is one worker's access to the image. It passes requests unchanged to the library.
-//!   The library's threads add the operations that have `ended` to a list and wake the worker by an
-//!   eventfd;
+//! - `channel` is one worker's access to the image. The channel passes requests unchanged to the
+//!   library. The library's threads add the operations that have `ended` to a list and wake the
+//!   worker by an eventfd;
 //! - `lock` keeps other clients from an image that is in use;
 //! - `inquirer` is a thread for block status and growth, for which the library has only blocking
 //!   calls.

@@ -41,7 +41,7 @@ impl Memory {
     }
 }
 
-/// A request of the guest. Its memory belongs to the worker until the reply.
+/// A request of the guest. The request's memory belongs to the worker until the reply.
 pub struct Ask {
     pub op: Op,
     pub offset: u64,
@@ -302,7 +302,7 @@ impl Guest {
         &self.worker
     }
 
-    /// Detaches the guest. Nothing must be in flight.
+    /// Detaches the guest, which must have no requests in flight.
     pub fn detach(self) {
         drop(self.worker.detach(self.source));
     }

@@ -130,7 +130,7 @@ fn what_must_be_durable_is_asked_for_and_what_need_not_is_not() {
                         wanted,
                         "{kind} {cache} {op:?}: {asked:?}"
                     );
-                    // A flush is one fdatasync(2), whatever precedes it.
+                    // A flush is one fdatasync(2), after any other request.
                     assert_eq!(run(Ask::new(Op::Flush, 0, 0)), [IoKind::Sync]);
                 }
                 // With FUA, every change is durable by itself.

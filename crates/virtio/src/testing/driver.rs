@@ -12,7 +12,7 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// One buffer of a chain.
+/// A buffer of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
     pub gpa: u64,

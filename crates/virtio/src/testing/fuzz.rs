@@ -87,7 +87,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// One guest with one queue.
+/// A guest with one queue.
 struct Guest {
     memory: TestMemory,
     driver: Driver,
@@ -110,7 +110,7 @@ thread_local! {
 fn memory() -> TestMemory {
     let memory = MEMORY.with_borrow(TestMemory::clone);
     for (gpa, len) in REGIONS {
-        // SAFETY: a whole region, which nobody else uses now.
+        // SAFETY: a whole region, which no other code uses now.
         unsafe { memory.at(gpa, len as usize).write_bytes(0, len as usize) };
     }
     memory

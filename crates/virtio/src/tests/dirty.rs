@@ -1,4 +1,4 @@
-//! What the dirty log records.
+//! Tests of which pages the dirty log records.
 
 use super::fixture::*;
 use crate::request::{T_GET_ID, T_IN, T_OUT};

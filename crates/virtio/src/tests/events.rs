@@ -262,7 +262,7 @@ fn sleep_and_wake(features: u64) {
     let mut answered = 0;
     let mut offered = 0;
     while answered < REQUESTS {
-        // One or two requests at a time.
+        // Offers one or two requests at a time.
         let more = 1 + offered % 2;
         (0..more).for_each(|head| driver.offer(head as u16));
         offered += more;

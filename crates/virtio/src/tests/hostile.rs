@@ -5,7 +5,7 @@ use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use std::time::{Duration, Instant};
 
-/// Minimum number of inputs per run; more are tried as long as time permits.
+/// Minimum number of inputs per run; more are tried while time permits.
 const ALWAYS: u32 = 20_000;
 
 fn run(target: fn(&[u8])) {

@@ -7,7 +7,7 @@ use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 
-/// What happens to bitmaps that were not closed cleanly and miss writes.
+/// Handling of bitmaps that were not closed cleanly and miss writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// The copy fails, and nothing is copied.

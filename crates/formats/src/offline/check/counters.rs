@@ -3,8 +3,7 @@
 use crate::{Error, Result};
 use std::collections::HashMap;
 
-/// One counter of two bytes per cluster. The few clusters with more references are counted in
-/// `many`.
+/// A counter of two bytes per cluster. The few clusters with more references are counted in `many`.
 pub(super) struct Counters {
     counts: Vec<u16>,
     /// Counts of the clusters whose counter is `MANY`.
@@ -91,7 +90,7 @@ impl Counters {
     }
 }
 
-/// One bit per cluster.
+/// A bit per cluster.
 pub(super) struct Bits(Vec<u64>);
 
 impl Bits {

@@ -10,7 +10,7 @@ pub use report::Report;
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 
-/// What a check may change.
+/// The changes that a check may make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repair {
     /// Nothing: the file is only read.
@@ -26,7 +26,7 @@ pub enum Repair {
 /// Options of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// What the check may change.
+    /// The changes that the check may make.
     pub repair: Repair,
     /// Maximum memory in bytes for the reference counters, which take two bytes per cluster of the
     /// file.

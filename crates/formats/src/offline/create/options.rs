@@ -8,7 +8,7 @@ use fathom_units::unknown_name;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What is allocated when an image is created.
+/// The space that is allocated when an image is created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preallocation {
     /// Nothing.
@@ -76,7 +76,7 @@ pub struct Options {
     pub table_size: u64,
     /// The backing file, if any.
     pub backing: Option<Backing>,
-    /// What is allocated at once.
+    /// The space that is allocated at once.
     pub preallocation: Preallocation,
     /// Options of qcow2 images only.
     pub qcow2: Qcow2Options,

@@ -290,7 +290,7 @@ fn failed() -> impl FnOnce(std::io::Error) -> Error {
 }
 
 /// Whether the disk of a new image reads as zeroes, because of the image's entries or of zeroes
-/// that were written, whatever the file held before.
+/// that were written. The file's former contents have no effect on that.
 pub(super) fn has_no_contents(options: &Options) -> bool {
     let has_subclusters = options.qcow2.extended_l2 && !options.qcow2.data_file_raw;
     match preallocation_of(options) {

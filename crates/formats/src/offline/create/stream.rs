@@ -121,8 +121,8 @@ impl Contents {
         Ok(())
     }
 
-    /// Returns the byte ranges of the disk that have data, in order. They are whole clusters,
-    /// except at the end of the disk.
+    /// Returns the byte ranges of the disk that have data, in order. The ranges consist of whole
+    /// clusters, except at the end of the disk.
     pub fn data(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let entries = self.geometry.l2_entries();
         let clusters = self.tables.iter().flat_map(move |(index, table)| {

@@ -234,7 +234,7 @@ impl Mapping {
     }
 
     /// Sets the L2 entry of a guest cluster, which the L1 table must cover. The clusters of the old
-    /// entry lose a reference. Those of the new entry must have theirs already.
+    /// entry lose a reference. The clusters of the new entry must have their references already.
     pub(crate) fn set(&mut self, editor: &mut Editor, cluster: u64, entry: L2Entry) -> Result<()> {
         let g = editor.geometry();
         let (index, at) = place_of(cluster, &g);

@@ -4,10 +4,10 @@
 //! An [`Editor`] never writes to a cluster that is in use. New data and tables are written to
 //! clusters that are free in the image on disk. Then [`Editor::commit`] writes the changed refcount
 //! blocks and a refcount table that points to them. After a flush, the commit replaces the header's
-//! first sector, which activates all changes at once. That sector holds the places of the L1 table,
-//! refcount table and snapshot table, the size and (see [`header`]) the extensions. A power cut or
-//! a kill at any instant leaves the old image or the new image, both without leaks. Only the file
-//! may be longer than necessary.
+//! first sector, which activates all changes at once. The header's first sector holds the places of
+//! the L1 table, refcount table and snapshot table, the size and (see [`header`]) the extensions. A
+//! power cut or a kill at any instant leaves the old image or the new image, both without leaks.
+//! Only the file may be longer than necessary.
 //!
 //! An editor refuses an image in which a check finds corruptions. The refcounts are therefore
 //! reliable, and forged tables cannot direct a write to a cluster in use.
@@ -125,7 +125,8 @@ impl<'a> Editor<'a> {
         Ok(bytes)
     }
 
-    /// Allocates contiguous free clusters with refcount one. Their contents are undefined.
+    /// Allocates contiguous free clusters with refcount one. The contents of the clusters are
+    /// undefined.
     pub fn allocate(&mut self, clusters: u64) -> Result<HostOffset> {
         self.refcounts.allocate(clusters)
     }

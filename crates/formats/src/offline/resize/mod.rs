@@ -1,9 +1,9 @@
 //! `fathom img resize`: changes the size of a disk.
 //!
-//! The new part of a larger disk reads as zeroes, whatever the file held there before and whatever
-//! the backing file has. In a LUKS image, the new part reads as arbitrary bytes, like a disk that
-//! was never written to. The size changes last, by one write of one sector or, in a raw image, by
-//! the file's length. After a power cut, the disk has the old size or the new size.
+//! The new part of a larger disk reads as zeroes, even if the file held data there before or the
+//! backing file has data there. In a LUKS image, the new part reads as arbitrary bytes, like a disk
+//! that was never written to. The size changes last, by one write of one sector or, in a raw image,
+//! by the file's length. After a power cut, the disk has the old size or the new size.
 
 mod growth;
 mod luks;

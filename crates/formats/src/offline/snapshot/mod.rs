@@ -151,7 +151,7 @@ enum Prefer {
     Name,
 }
 
-/// Finds a snapshot by ID or name. Of several snapshots with the same name, the first one is found.
+/// Finds a snapshot by ID or name. If several snapshots have the name, the first one is found.
 fn find(snapshots: &[Snapshot], which: &str, prefer: Prefer) -> Result<usize> {
     let by_id = || snapshots.iter().position(|s| s.id == which.as_bytes());
     let by_name = || snapshots.iter().position(|s| s.name == which.as_bytes());

@@ -56,7 +56,8 @@ impl Refcounts {
         Some(Packed { places, end })
     }
 
-    /// Takes this cluster, if a run of known free clusters starts with it. Its refcount stays 0.
+    /// Takes this cluster, if a run of known free clusters starts with it. The cluster's refcount
+    /// stays 0.
     fn take_cluster(&mut self, cluster: u64) -> bool {
         let Some(position) = self.free.iter().position(|run| run.start == cluster) else {
             return false;

@@ -1,8 +1,9 @@
 //! Free space of qcow2 images: clusters of refcount 0.
 //!
-//! A refcount that is too high leaks a cluster; one that is too low loses data. So a refcount rises
-//! in memory when its cluster is taken, and reaches the disk before anything that refers to the
-//! cluster. It is lowered only when nothing on disk refers to the cluster any more.
+//! A refcount that is too high leaks a cluster; one that is too low loses data. Therefore a
+//! refcount rises in memory when its cluster is taken, and reaches the disk before anything that
+//! refers to the cluster. The refcount is lowered only when nothing on disk refers to the cluster
+//! any more.
 
 use super::{Run, Runs};
 use crate::HostOffset;
@@ -55,7 +56,7 @@ pub(in crate::served) struct Refcounts {
     pub(super) open: Option<HostOffset>,
     /// Freed clusters that requests in flight may still use, each with the epoch of its release.
     freed: VecDeque<(u64, Range<u64>)>,
-    /// Free clusters that wait for their discard. They cannot be taken yet.
+    /// Free clusters that wait for their discard and cannot be taken yet.
     to_discard: VecDeque<Range<u64>>,
     discarding: Runs,
     epochs: Arc<Epochs>,
@@ -198,7 +199,8 @@ impl Refcounts {
 
     /// Makes freed clusters available that no request in flight can use any more.
     ///
-    /// They can be taken at once, or after their discard. Returns how many can be taken at once.
+    /// The clusters can be taken at once, or after their discard. Returns how many can be taken at
+    /// once.
     pub(super) fn reuse(&mut self, discard: bool) -> u64 {
         if self.freed.is_empty() {
             return 0;
@@ -264,7 +266,8 @@ impl Refcounts {
         Ok(count == 1)
     }
 
-    /// Notes clusters of refcount 0. They can be reused once no request in flight uses them.
+    /// Notes clusters of refcount 0. The clusters can be reused once no request in flight uses
+    /// them.
     pub(super) fn freed(&mut self, clusters: Runs) {
         let now = self.epochs.now();
         self.freed

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A set of clusters. Its memory depends on the number of runs, not on their length.
+/// A set of clusters. The set's memory depends on the number of runs, not on their length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::served) struct Runs(BTreeMap<u64, u64>);
 

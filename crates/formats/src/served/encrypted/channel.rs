@@ -1,4 +1,4 @@
-//! One worker's channel to an encrypted storage.
+//! A worker's channel to an encrypted storage.
 
 use super::helped_pieces::{HelpedPieces, Work};
 use super::piece::Piece;

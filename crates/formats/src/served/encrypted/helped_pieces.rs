@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Bytes of a piece from which on the gain exceeds the cost of passing it to a helper.
 const LARGE: u64 = 128 << 10;
 
-/// What to do with a piece.
+/// The operation on a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Encrypt,

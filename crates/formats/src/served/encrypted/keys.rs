@@ -17,8 +17,8 @@ const MOST_KNOWN: usize = 16;
 
 /// The passphrases given by users.
 ///
-/// Clones share the derived keys. So each slow derivation happens once, however often the image
-/// is opened.
+/// Clones share the derived keys. Each slow derivation therefore happens once, however often the
+/// image is opened.
 #[derive(Clone, Default)]
 pub struct Keys {
     passphrases: Arc<[Passphrase]>,

@@ -2,8 +2,8 @@
 //! ciphertext. A LUKS image is one, and so is the guest data of an encrypted qcow2 image.
 //!
 //! Each request is split into pieces ([`channel`]), which are children with buffers of their own.
-//! So the guest never sees ciphertext. A guest that changes a buffer while it is written harms only
-//! itself.
+//! The guest therefore never sees ciphertext. A guest that changes a buffer while it is written
+//! harms only itself.
 //!
 //! In an encrypted qcow2 image, only guest data goes through such a storage (`Tables::data`). The
 //! tables are not encrypted, and use the file itself (`Tables::storage`). A new cluster of such an

@@ -1,4 +1,4 @@
-//! One worker's channel to an image in another program's format, which helper threads read.
+//! A worker's channel to an image in another program's format, which helper threads read.
 
 use super::bytes::ForeignBytes;
 use crate::served::helpers::Helpers;

@@ -74,7 +74,8 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// Checks that no refcount block has another user. Such a block cannot be written to.
+    /// Checks that no refcount block has another user. A refcount block with another user cannot be
+    /// written to.
     fn check_blocks_are_alone(&mut self) {
         for index in 0..self.blocks.len() {
             let block = self.blocks[index];

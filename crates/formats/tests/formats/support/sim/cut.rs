@@ -14,7 +14,7 @@ use fathom_formats::offline::check::{Options, check};
 use fathom_testing::Tried;
 use std::sync::Arc;
 
-/// What happens to changes that are not flushed.
+/// The fate of changes that are not flushed.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Lost,

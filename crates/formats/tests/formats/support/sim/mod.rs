@@ -1,12 +1,13 @@
-//! A disk image served by workers without threads, on files in memory. One seed determines all
-//! events and their order.
+//! A disk image served by workers without threads, on files in memory. A seed determines all events
+//! and their order.
 //!
-//! A [`case`] is an image created by QEMU or Fathom. Its files are in a [`world`], whose operations
-//! wait until the [`run`] executes one of them, in any order. The image uses these files as its
-//! storages through a [`recorder`]. The run's [`worker`]s submit requests that [`rng`] chooses, and
-//! the [`model`] says what each sector may contain. [`cut`] creates the files that a power cut may
-//! leave from the world's log. A [`bitmap`] in the image records the changes. A [`saved_state`] is the
-//! in-flight state that a killed server leaves to its successor in addition to the files.
+//! A [`case`] is an image created by QEMU or Fathom. The case's files are in a [`world`], whose
+//! operations wait until the [`run`] executes one of them, in any order. The image uses these files
+//! as its storages through a [`recorder`]. The run's [`worker`]s submit requests that [`rng`]
+//! chooses, and the [`model`] says what each sector may contain. [`cut`] creates the files that a
+//! power cut may leave from the world's log. A [`bitmap`] in the image records the changes. A
+//! [`saved_state`] is the in-flight state that a killed server leaves to its successor in addition
+//! to the files.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod bitmap;

@@ -15,14 +15,14 @@ pub const BEFORE: Value = 0x8000_0000;
 
 const MAGIC: u32 = 0xfa7b_0a57;
 
-/// One in this many values is a pattern that cannot be compressed.
+/// Period of the values with a pattern that cannot be compressed: each period has one such value.
 const NOISY: Value = 5;
 
 fn is_noisy(value: Value) -> bool {
     value % NOISY == NOISY - 1 && value < BEFORE
 }
 
-/// Fills a sector with noise. Its first word is the sector's number and value, scrambled by an
+/// Fills a sector with noise. The first word is the sector's number and value, scrambled by an
 /// invertible multiplication.
 fn noise(sector: &mut [u8], number: u64, value: Value) {
     let name = u64::from(value) << 32 | number;

@@ -1,4 +1,5 @@
-//! Files in memory that log all changes. Their operations are executed only on command.
+//! Files in memory that log all changes. The operations on these files are executed only on
+//! command.
 
 use super::pages::Pages;
 use super::rng::Rng;
@@ -163,7 +164,7 @@ impl World {
         result.err().map_or(0, |errno| -errno)
     }
 
-    /// Ends a pending operation that nobody waits for any more: it is done, not done, or done for
+    /// Ends a pending operation that no task waits for any more: it is done, not done, or done for
     /// some of its sectors.
     pub fn abandon(&self, pending: &Pending, request: &Request) {
         let mut state = self.state();
