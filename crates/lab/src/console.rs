@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result, Tail};
 use crate::process::tail_of;
 
-/// Maximum size of the collected text in bytes. It bounds memory if a guest prints endlessly.
+/// Maximum size of the collected text in bytes, which bounds memory if a guest prints endlessly.
 const KEPT: usize = 8 << 20;
 /// Maximum number of recorded arrival times. Text that arrives later has none.
 const ARRIVALS: usize = 1 << 16;

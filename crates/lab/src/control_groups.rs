@@ -46,7 +46,8 @@ impl Limit {
     }
 }
 
-/// A control group of the lab with one limit. It is removed on drop, once its processes have ended.
+/// A control group of the lab with one limit. The group is removed on drop, once its processes have
+/// ended.
 #[derive(Debug)]
 pub(crate) struct Limited {
     name: String,
@@ -242,7 +243,7 @@ mod tests {
         let begin = std::time::Instant::now();
         drop(reading.stdin.take());
         assert!(reading.wait().unwrap().success());
-        // One second in theory, less the initial burst that the throttle allows.
+        // The read takes a second in theory, less the initial burst that the throttle allows.
         assert!(begin.elapsed() > Duration::from_millis(500));
     }
 

@@ -15,7 +15,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory. Its parents must be added first.
+    /// Adds a directory. The parents of the directory must be added first.
     pub fn dir(&mut self, name: &str) {
         self.entry(name, MODE_DIR | 0o755, (0, 0), &[]);
     }

@@ -193,7 +193,7 @@ impl Guest {
         }
         if still >= vcpu_watchdog::STALLED_AFTER {
             eprintln!("the guest's CPUs stand still: they get an interrupt");
-            // A key that the guest ignores. It only causes an interrupt.
+            // The guest ignores this key, which only causes an interrupt.
             let keys = json!({"keys": [{"type": "qcode", "data": "shift"}]});
             let _ = self.qmp("send-key", keys);
         }

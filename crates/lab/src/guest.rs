@@ -383,7 +383,7 @@ fn panic(console: &Console) -> Option<String> {
     Some(rest.lines().next()?.trim().to_owned())
 }
 
-/// Returns whether QEMU has exited. Its sockets close before the process can be waited for. The
+/// Returns whether QEMU has exited. QEMU's sockets close before the process can be waited for. The
 /// delay is short, or seconds if the machine is busy and the kernel must free much memory.
 fn is_gone(qemu: &mut Process, error: &Error) -> bool {
     let patience = match error {

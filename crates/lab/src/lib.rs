@@ -1,9 +1,9 @@
 //! Boots guests and runs scripts and workloads in them. The lab builds a small Linux guest from the
-//! host's kernel, modules, busybox and fio, and boots it in QEMU. Its disks are served by Fathom or
-//! by another server.
+//! host's kernel, modules, busybox and fio, and boots it in QEMU. Fathom or another server serves
+//! the guest's disks.
 //!
-//! The lab knows servers only as processes with a socket. It depends on no crate of the data plane,
-//! so it measures the program that users run.
+//! The lab knows servers only as processes with a socket. The lab depends on no crate of the data
+//! plane, so it measures the program that users run.
 
 mod agent;
 pub mod attach;

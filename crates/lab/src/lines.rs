@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Context, Error, Result};
 
 const CHUNK: usize = 64 << 10;
-/// Maximum length of a line in bytes. It bounds memory if a peer never sends a line end.
+/// Maximum length of a line in bytes, which bounds memory if a peer never sends a line end.
 const LINE_LIMIT: usize = 64 << 20;
 
 /// A connected socket that is read line by line.

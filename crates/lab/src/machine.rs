@@ -25,7 +25,7 @@ pub(crate) const TOOLS_SLOT: u8 = 3;
 /// Maximum number of disks on the machine's only PCI bus.
 pub const MAX_DISKS: usize = 28;
 
-/// What QEMU boots.
+/// The way in which QEMU boots a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Boot {
     /// The lab's kernel and initramfs, loaded by QEMU.
@@ -53,7 +53,7 @@ pub struct Machine {
     /// Disks in PCI order.
     pub disks: Vec<Disk>,
     pub board: Board,
-    /// What the machine boots.
+    /// The way in which the machine boots.
     pub boot: Boot,
     /// Firmware that starts the lab's kernel with [`Boot::Kernel`]. If `None`, the board's own.
     pub firmware: Option<Firmware>,

@@ -13,7 +13,7 @@ pub const EFI_SYSTEM: u8 = 0xef;
 /// Type of a partition with a Linux file system.
 pub const LINUX: u8 = 0x83;
 
-/// A partition. Its start and size are in sectors.
+/// A partition, with its start and size in sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     pub kind: u8,

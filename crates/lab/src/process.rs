@@ -20,8 +20,8 @@ const FOREVER: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// A child process. It is killed on drop. The kernel also kills it when the *thread* that started
-/// it ends, so start it from a thread that lives at least as long.
+/// A child process, which is killed on drop. The kernel also kills the process when the *thread*
+/// that started it ends, so start it from a thread that lives at least as long.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -121,7 +121,7 @@ impl Process {
     /// Fails with the last lines of the log if the process has ended.
     ///
     /// # Errors
-    /// [`Error::Program`] if the process has ended, whatever its status.
+    /// [`Error::Program`] if the process has ended, with any status.
     pub fn expect_running(&mut self) -> Result<()> {
         match self.try_wait()? {
             None => Ok(()),

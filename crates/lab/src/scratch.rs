@@ -17,7 +17,7 @@ use crate::control_groups;
 use crate::error::{Context, Error, Result};
 
 const PREFIX: &str = "fathom-scratch-";
-/// Parent of folders for images. It must be on a disk, and /tmp may be in memory.
+/// Parent of folders for images, which must be on a disk: /tmp may be in memory.
 const ON_DISK: &str = "/var/tmp";
 /// Attempts to remove a folder: a process that is just being ended may still write into it.
 const ATTEMPTS: u32 = 5;

@@ -21,11 +21,11 @@ const OPTIONAL: &[(&str, &str)] = &[
     ("mkfs.btrfs", "mkfs.btrfs"),
     ("bonnie++", "bonnie++"),
 ];
-/// Profiler for guests whose CPUs are sampled. Its libraries are three times the size of all
-/// others.
+/// Profiler for guests whose CPUs are sampled. The profiler's libraries are three times the size of
+/// all others.
 const PROFILER: &str = "perf";
 const CONFIGURATION: &[&str] = &["/etc/mke2fs.conf"];
-/// Directories that the guest links into its root. They exist even if empty.
+/// Directories that the guest links into its root. The directories exist even if empty.
 const DIRECTORIES: &[&str] = &["lib", "lib64", "usr/lib", "usr/sbin", "etc"];
 
 /// Returns the image from the cache, or creates it. An updated program leads to a new image. The

@@ -96,7 +96,7 @@ mod tests {
         };
         assert!(vcpu_watchdog.check() >= Some(2 * LOOK));
         assert_eq!(vcpu_watchdog.check(), None, "it has just looked");
-        // One running CPU of several is enough.
+        // A single running CPU of several is enough.
         set(&tasks, &[5, 7]);
         vcpu_watchdog.looked = before;
         assert_eq!(vcpu_watchdog.check(), Some(Duration::ZERO));

@@ -1,7 +1,7 @@
 //! Enums whose values are words of options. Each enum is defined by its list of words.
 
-/// Defines an enum with a word for each value. It has `ALL`, `FORM` (for help), `name()`, `Display`
-/// and `FromStr`.
+/// Defines an enum with a word for each value. The enum has `ALL`, `FORM` (for help), `name()`,
+/// `Display` and `FromStr`.
 macro_rules! words {
     (
         $(#[$meta:meta])*

@@ -36,7 +36,8 @@ fn a_container_is_limited_and_seen_and_has_a_neighbour() {
     );
     let got = value(cell, "cap.got");
     assert!((5.0..40.0).contains(&got), "{got}");
-    // It has this machine's kernel: all is seen from outside, and nothing of it from inside.
+    // The container has this machine's kernel: the host sees all processes in the container, and
+    // the container sees no events of the kernel.
     assert_eq!(value(cell, "processes.seen"), 100.0);
     assert_eq!(value(cell, "events.own"), 0.0);
     assert!(value(cell, "memory") > 4096.0 && value(cell, "start-up") > 0.0);

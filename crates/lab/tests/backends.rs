@@ -33,8 +33,8 @@ fn every_bed_that_runs_here_does_every_test() {
     }
 }
 
-/// Linux 6.1's user-mode Linux drops flushes, which is seen where this kernel can tell. What it
-/// writes at once needs none.
+/// User-mode Linux 6.1 drops flushes, which the cell detects if this machine's kernel counts
+/// unwritten data. With `cache=none`, data is written at once and needs no flush.
 #[test]
 fn who_flushes_and_who_does_not_is_told_apart() {
     let beds = match check_cpu() {

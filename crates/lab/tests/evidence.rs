@@ -1,5 +1,5 @@
-//! The collectors on this machine, with limits that are built on purpose: what they see must name
-//! the limit. Nothing here depends on how fast or busy the machine is.
+//! Runs the collectors on this machine under artificial limits, which the evidence must name. No
+//! test depends on how fast or busy the machine is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ fn spinner(dir: &Path) -> Process {
     process("while :; do :; done", dir)
 }
 
-/// What is seen of these processes during a piece of work.
+/// Returns the evidence and the series of these processes during a piece of work.
 fn during(pids: &[u32], step: Duration, work: impl FnOnce()) -> (Evidence, Vec<Series>) {
     let processes = pids.iter().map(|&pid| Watched::new(pid, Kind::Server));
     let watch = Watch {
@@ -83,7 +83,7 @@ impl Cap {
 }
 
 impl Drop for Cap {
-    /// Its process must be gone.
+    /// Removes the control group, whose process must have ended.
     fn drop(&mut self) {
         let is_gone = || fs::remove_dir(&self.0).is_ok();
         // (A second panic would end the whole test program.)
@@ -149,7 +149,7 @@ fn processes_that_share_a_cpu_are_judged_as_waiting_for_it() {
         cpu <= evidence.seconds * 1.05 && waiting > cpu * 0.8,
         "{evidence:#?}"
     );
-    // So they kept it busy, as the machine sees it.
+    // The machine's own counters include this CPU time.
     let host = evidence.host.unwrap();
     let busy: f64 = host.busy.iter().chain(&host.steal).sum();
     assert!(
@@ -235,7 +235,7 @@ fn a_process_that_begins_within_the_window_is_seen_from_its_begin() {
     let stat = fs::read_to_string(format!("/proc/{}/schedstat", process.pid())).unwrap();
     let ns: f64 = stat.split(' ').next().unwrap().parse().unwrap();
     process.kill().unwrap();
-    newcomers.watch(Watched::new(process.pid(), Kind::Qemu)); // nobody listens
+    newcomers.watch(Watched::new(process.pid(), Kind::Qemu)); // the sampler has stopped
     let mut threads = evidence.threads.iter();
     let spinner = threads.find(|one| one.pid == process.pid()).unwrap();
     let ratio = spinner.cpu / (ns / 1e9);

@@ -33,7 +33,7 @@ impl Disk {
         Disk { _dir: dir, image }
     }
 
-    /// Whether a file's bytes are on the disk, seen by somebody else's ext2.
+    /// Whether the disk has a file with this checksum, as debugfs reads it.
     fn holds(&self, path: &str, sum: &str) {
         let copy = self.image.with_extension("copy");
         let command = format!("dump {path} {}", copy.display());
@@ -44,7 +44,7 @@ impl Disk {
     }
 }
 
-/// Processes, and what is said of one of them.
+/// Returns the ids of all processes, with their command lines.
 fn processes() -> Vec<(u32, String)> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -135,7 +135,7 @@ fn a_container_has_a_disk_and_ends_without_traces() {
 fn user_mode_linux_has_a_disk_and_ends_without_traces() {
     match check_cpu() {
         Ok(()) => works(Kind::Uml, Cache::Writeback),
-        // It panics at its first process, and the error says what of.
+        // User-mode Linux panics at its first process, and the error names the cause.
         Err(refused) => {
             let disk = Disk::new();
             let error = Instance::start(Kind::Uml, &Spec::new(&disk.image)).unwrap_err();
@@ -148,7 +148,7 @@ fn user_mode_linux_has_a_disk_and_ends_without_traces() {
 fn an_appliance_of_libguestfs_has_a_disk_where_one_can_be_made() {
     match fathom_lab::program("guestfish") {
         Ok(_) => works(Kind::Libguestfs, Cache::Writeback),
-        // It is a large package, and the error says which one.
+        // libguestfs is a large package that may be missing, and the error names the package.
         Err(_) => {
             let disk = Disk::new();
             let error = Instance::start(Kind::Libguestfs, &Spec::new(&disk.image));
@@ -158,7 +158,8 @@ fn an_appliance_of_libguestfs_has_a_disk_where_one_can_be_made() {
     }
 }
 
-/// Of those who have control groups: whether any is left cannot be told while others have theirs.
+/// Held by tests that create control groups. A test can check that no group is left only while no
+/// other test has groups.
 static GROUPS: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -177,7 +178,7 @@ fn nothing_is_left_of_what_is_killed() {
         instance.check(&mount, SOON).unwrap();
         drop(instance);
         wait_gone(pid, &disk.image);
-        // The file system was not unmounted, and the image is nobody's.
+        // The file system was not unmounted, but no process uses the image any more.
         let file = fs::File::options().write(true).open(&disk.image).unwrap();
         file.write_all_at(&[0; 512], 0).unwrap();
     }
@@ -204,11 +205,11 @@ fn a_container_has_the_limits_that_it_is_given() {
         ..Spec::new(&disk.image)
     };
     let mut instance = Instance::start(Kind::Container, &spec).unwrap();
-    // Its memory: the kernel ends what wants more.
+    // The memory limit: the kernel kills a process that needs more.
     let greedy = instance.check("dd if=/dev/zero of=/dev/null bs=128M count=1", SOON);
     let error = greedy.unwrap_err();
     assert!(matches!(error, Error::Guest { .. }), "{error}");
-    // Its CPU time: the kernel holds what has used its share.
+    // The CPU limit: the kernel throttles a container that has used its share.
     let spin = "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done";
     instance.check(spin, SOON).unwrap();
     let own = format!("fathom-scratch-{}-*", std::process::id());

@@ -10,7 +10,8 @@ fn run(settings: &[(&str, &str)]) -> Vec<Cell> {
     support::run("network", settings)
 }
 
-/// The same for so many seconds; longer if a side had a CPU for less than a tick of the clock of CPU time.
+/// Runs the experiment for this number of seconds. Repeats it with a longer time if a side's CPU
+/// time is less than one tick of the clock of CPU time.
 fn run_until_both_work(settings: &[(&str, &str)], seconds: u32) -> (Vec<Cell>, f64) {
     let mut runtime = seconds;
     loop {
@@ -26,7 +27,7 @@ fn run_until_both_work(settings: &[(&str, &str)], seconds: u32) -> (Vec<Cell>, f
     }
 }
 
-/// What the sender and the receiver have taken of the CPUs, for a gigabyte or a packet.
+/// Returns the CPU time of the sender and of the receiver, per gigabyte or packet.
 fn costs(cell: &Cell) -> [f64; 2] {
     let unit = match cell.planned.settings["test"].as_str() {
         "throughput" => "cpu-per-gb",

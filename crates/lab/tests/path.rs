@@ -11,13 +11,14 @@ use fathom_testing::{decide, outrank_other_programs};
 use support::value;
 
 const REQUESTS: u64 = 60;
-/// Whoever opens a disk or a file may look at it first, and the kernel's threads work for all. Where
-/// the device is busy, a thread of another program may hand over one of ours, and it is not counted.
+/// Possible numbers of counted requests. A program that opens a disk or a file may read it first,
+/// and the kernel's threads work for all programs. On a busy device, a thread of another program
+/// may hand over one of our requests, which is then not counted.
 const SEEN: Range<u64> = REQUESTS * 9 / 10..2 * REQUESTS;
 
 /// A cell's path, and a measure of it by its name.
 fn follow(settings: &[(&str, &str)]) -> (RequestPath, impl Fn(&str) -> f64) {
-    // What is recorded of a busy machine takes minutes to read at an ordinary priority.
+    // A recording of a busy machine takes minutes to read at an ordinary priority.
     outrank_other_programs();
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("run");
@@ -44,7 +45,8 @@ fn comes_by(one: &Handed, functions: &[&str]) {
 fn a_read_goes_from_the_system_call_to_the_driver() {
     decide(|| {
         let (path, value) = follow(&[("technology", "bare"), ("of", "block")]);
-        // The thread itself calls the driver, unless there is so much to do that another one does.
+        // The thread itself calls the driver, except on a busy device, where another thread may
+        // call it.
         let (first, disk) = (&path.devices[0], path.devices.last().unwrap());
         assert_eq!(disk.side, Side::Host);
         assert!(SEEN.contains(&disk.requests), "{disk:?}");
@@ -100,7 +102,7 @@ fn a_guests_read_goes_through_two_kernels() {
             last,
             &["entry_SYSCALL_64", "io_uring", "blk_mq_start_request"],
         );
-        // What the host's device takes is a part of what the guest's does.
+        // The time of the host's device is a part of the time of the guest's device.
         assert!(value("host.device") < value("guest.device"));
         assert!(value("guest.device") < value("request"));
         assert!(value("guest.calls") >= 1.0 && value("host.switches") > 0.0);
@@ -114,7 +116,7 @@ fn a_packet_goes_to_the_bridges_other_port() {
         let (path, _) = follow(&[("technology", "container"), ("of", "packet")]);
         let told: Vec<_> = path.devices.iter().map(|one| one.device.as_str()).collect();
         assert_eq!(told, ["eth0", "port2"]);
-        // A packet that is seen twice, or by nobody, is what would be wrong.
+        // The number is wrong if all packets are counted twice, or half of them not at all.
         let sent = path.devices[0].requests;
         assert!((REQUESTS / 2 + 1..2 * REQUESTS).contains(&sent), "{sent}");
         comes_by(

@@ -41,7 +41,7 @@ fn guests_read_disks_of_qemus_and_an_interrupted_run_goes_on() {
         };
         let (iops, mean) = (measure("iops").value, measure("latency.mean").value);
         assert!(measure("iops").samples > 0 && iops > 0.0, "{cell:?}");
-        // One at a time: nothing overlaps, and what is between two requests is not their latency.
+        // Requests do not overlap, and the time between two requests is not part of their latency.
         let together = iops * mean / 1e9;
         assert!((0.5..=1.0).contains(&together), "{together}: {cell:?}");
     }

@@ -12,8 +12,8 @@ fn run(settings: &[(&str, &str)]) -> Vec<Cell> {
     support::run("technologies", &[&small, settings].concat())
 }
 
-/// What is read of the file in a container, of a loop device, in a guest, is the device's, and fio
-/// itself is seen at work.
+/// Reads of the file in a container, of a loop device, and of a guest's disk all reach the same
+/// device, and the evidence has the CPU time of the threads that do the work.
 #[test]
 fn all_do_the_same_work_on_the_same_device() {
     let uml = if check_cpu().is_ok() { ",uml" } else { "" };
@@ -46,7 +46,7 @@ fn all_do_the_same_work_on_the_same_device() {
             let own = load.requests as f64 / load.seconds;
             assert!((bare.requests_per_second / own - 1.0).abs() < 1e-9);
         }
-        // User-mode Linux reads through the page cache, and the cell says so.
+        // User-mode Linux reads through the page cache, which the cell reports as a problem.
         if let Some(device) = &evidence.device {
             let said = !cell.problems.is_empty();
             assert_eq!(said, value(cell, "cached") > 10.0, "{device:?}");

@@ -20,7 +20,7 @@ const FUTEX: u64 = 202;
 /// A test by its name.
 type Test = (&'static str, fn(&Tracefs));
 
-/// What there is to test, one after the other: some look at all that is being traced.
+/// The tests, which run one after the other, because some check everything that is being traced.
 const TESTS: [Test; 5] = [
     (
         "every system call of a process is there once",
@@ -69,7 +69,8 @@ fn a_kernel_is_traced() {
     }
 }
 
-/// Whether somebody else has mounted tracefs. (A mount of a lab that was killed is removed by the next lab.)
+/// Whether another program has mounted tracefs. (A mount of a lab that was killed is removed by the
+/// next lab.)
 fn is_mounted() -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let mut mounts = mounts.lines().filter(|mount| mount.contains(" tracefs "));
@@ -240,9 +241,9 @@ fn nothing_is_left_behind_not_even_by_the_killed(tracefs: &Tracefs) {
     let path = instance.path().to_owned();
     instance.enable("sched/sched_switch", None).unwrap();
     instance.on().unwrap();
-    // Another run begins: it takes away what nobody owns, and nothing else.
+    // Another run begins, and removes only the folders of runs that have ended.
     let other = Tracefs::open().unwrap();
-    // Or one that began at the same time is just taking it away.
+    // Another run that began at the same time may still be removing the folder.
     until("the end of the killed run's folder", || !killed.exists());
     assert!(path.exists());
     drop(other);

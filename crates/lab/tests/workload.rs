@@ -222,9 +222,9 @@ fn fio(path: &Path, count: u64) -> f64 {
 #[test]
 fn fio_finds_much_the_same() {
     let image = image();
-    // What a busy machine adds is not in the shortest of them. It may be busy with one of the two
-    // all the time: one pair in a few is enough, and a factor of two is far below what a wrong unit
-    // or a cached read would make.
+    // The shortest times have no delays by other work of the machine. A machine may be busy during
+    // all reads of one of the two programs, so one good pair of several is enough. A wrong unit or
+    // a cached read would cause a difference of much more than a factor of two.
     let ratios: Vec<f64> = (0..5)
         .map(|_| {
             let ours = workload::run(&options(&image, 4096)).unwrap();

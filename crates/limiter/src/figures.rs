@@ -1,5 +1,5 @@
-//! Calculations shared by several rules. Whatever values the evidence contains, a share is a finite
-//! number from 0 to 1, or None.
+//! Calculations shared by several rules. A share is a finite number from 0 to 1, or None, for any
+//! values in the evidence.
 
 use fathom_run::evidence::{DeviceTime, Evidence, Load, ThreadRole, ThreadTime};
 
@@ -11,7 +11,7 @@ pub const SATURATED: f64 = 0.95;
 /// Share of waiting for a CPU that lengthens a request noticeably; less is the scheduler's normal
 /// work.
 pub const DELAYED: f64 = 0.05;
-/// Maximum steal share that is used as a correction, since nothing can be said of threads above it.
+/// Maximum steal share that is used as a correction. Above it, the times of threads prove nothing.
 const MOST_STOLEN: f64 = 0.50;
 /// Maximum number of characters shown of a name from the evidence.
 const NAME: usize = 40;

@@ -30,7 +30,7 @@ pub use rules::CPU_CAP;
 pub struct Verdict {
     /// `None` if the limiter is unknown.
     pub limiter: Option<Limiter>,
-    /// One line that contains the evidence in numbers.
+    /// A line that contains the evidence in numbers.
     pub text: String,
     /// Other rules that hold, and weaker suspicions, one line each.
     pub also: Vec<String>,
@@ -39,7 +39,7 @@ pub struct Verdict {
 /// The rule that holds, and its subject.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Limiter {
-    /// One of [`names`].
+    /// The rule's name, from [`names`].
     pub rule: &'static str,
     /// The thread, filter, lock, control group, device or layer, if the rule is about one.
     pub subject: Option<String>,

@@ -16,7 +16,7 @@ pub struct Finding {
     /// True if the finding explains the cell; otherwise it is only mentioned.
     pub holds: bool,
     pub subject: Option<String>,
-    /// One line that contains numbers.
+    /// A line that contains numbers.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! A server that completes requests without I/O and polls its rings. It shows the maximum
+//! A server that completes requests without I/O and polls its rings. This server shows the maximum
 //! performance of the load generator. Usage: `ideal_server SOCKET [CPU]`, then `bench --vhost-user
 //! SOCKET`.
 
@@ -42,7 +42,7 @@ impl View {
     }
 
     fn u16(&self, address: u64) -> &AtomicU16 {
-        // SAFETY: mapped for as long as `self` is used, and only accessed atomically.
+        // SAFETY: mapped while `self` is used, and only accessed atomically.
         unsafe { AtomicU16::from_ptr(self.at(address)) }
     }
 

@@ -44,8 +44,8 @@ impl DirtyLog {
 
     fn byte(&self, page: u64) -> (&AtomicU8, u8) {
         let at = self.map.at((page / 8) as usize, 1);
-        // SAFETY: inside the mapping, which lives as long as `self`, and only
-        // accessed atomically.
+        // SAFETY: inside the mapping, which exists until `self` is dropped, and only accessed
+        // atomically.
         (unsafe { AtomicU8::from_ptr(at) }, 1 << (page % 8))
     }
 

@@ -2,8 +2,8 @@
 //!
 //! The ledger has two generations per block: the last completed write, and a write in flight. If
 //! the run ends early, the write in flight stays recorded, and a later run knows that the block may
-//! have either generation. A ledger with a state file is a mapping of that file. It is valid at any
-//! time, even if this process is killed.
+//! have either generation. A ledger with a state file is a mapping of that file. The file is valid
+//! at any time, even if this process is killed.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
@@ -150,8 +150,8 @@ impl Ledger {
             .at(HEADER_LEN, self.blocks * size_of::<Entry>())
             .cast();
         // SAFETY: the array is inside the mapping and aligned, and any bytes are valid entries.
-        // `self` is borrowed mutably for as long as the parts live, and the lock keeps other
-        // processes away.
+        // `self` is borrowed mutably while the parts exist, and the lock keeps other processes
+        // away.
         let mut rest = unsafe { std::slice::from_raw_parts_mut(entries, self.blocks) };
         let next = rest.iter().flat_map(|e| [e.completed, e.pending]).max();
         let next = after(next.unwrap_or(UNKNOWN));

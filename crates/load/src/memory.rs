@@ -94,7 +94,7 @@ pub struct GuestMemory {
     map: Mapping,
 }
 
-/// Guest-physical address of the region. It differs from zero and from the region's other
+/// Guest-physical address of the region. The address differs from zero and from the region's other
 /// addresses, so that a server that confuses addresses fails.
 pub const GUEST_BASE: u64 = 1 << 30;
 
@@ -163,8 +163,8 @@ impl Buffer {
     /// Creates a buffer.
     ///
     /// # Safety
-    /// `base` is aligned to 8, and `len` bytes (a multiple of 8) from it stay
-    /// mapped for as long as the buffer is used.
+    /// `base` is aligned to 8, and `len` bytes (a multiple of 8) from it stay mapped while the
+    /// buffer is used.
     pub unsafe fn new(base: *mut u8, len: usize) -> Buffer {
         debug_assert!(base.cast::<u64>().is_aligned() && len.is_multiple_of(8));
         Buffer {

@@ -19,7 +19,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Number of writes to a block so far. The values 0 and 1 are [`UNKNOWN`] and [`ZEROES`].
 pub type Generation = u32;
-/// The block was never written, or was discarded. It may have any contents.
+/// The block was never written, or was discarded, and may have any contents.
 pub const UNKNOWN: Generation = 0;
 /// Zeroes were written.
 pub const ZEROES: Generation = 1;
@@ -211,7 +211,8 @@ mod tests {
             describe(b.buffer(), 7, 40),
             "a torn block: generation 6 from sector +0, generation 5 from sector +3"
         );
-        // A write that is torn inside a sector counts as damage, whatever generations are allowed.
+        // A write that is torn inside a sector counts as damage, even if both generations are
+        // allowed.
         b.0[2 * SECTOR_WORDS + 30..3 * SECTOR_WORDS].fill(0);
         assert!(!matches(b.buffer(), 7, 40, &[5, 6]));
     }

@@ -64,7 +64,8 @@ pub trait Port: Send {
         self.submit()
     }
 
-    /// Appends the completed requests to `done`. Their number is at most the number in flight.
+    /// Appends the completed requests to `done`. The number of completed requests is at most the
+    /// number in flight.
     fn reap(&mut self, done: &mut Vec<Done>) -> Result<()>;
 
     /// Waits until a request may have completed, or for a limited time.

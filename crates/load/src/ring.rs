@@ -86,8 +86,8 @@ pub struct Ring {
     seen_used: u16,
 }
 
-// SAFETY: the pointers refer to shared memory that has no thread affinity. One thread at a time
-// uses a ring, because its methods that write take `&mut self`.
+// SAFETY: the pointers refer to shared memory that has no thread affinity. Only one thread at a
+// time uses a ring, because its methods that write take `&mut self`.
 unsafe impl Send for Ring {}
 
 /// Returns whether moving an index from `old` to `new` passes `event`, which means that the other

@@ -390,7 +390,7 @@ pub fn take(fd: &EventFd) -> Result<u64> {
 
 /// Borrows the descriptor, because `EventFd` does not implement `AsFd`.
 fn event_fd(fd: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the eventfd is open for as long as it is borrowed.
+    // SAFETY: the eventfd is open while it is borrowed.
     unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
 }
 

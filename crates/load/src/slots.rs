@@ -115,7 +115,7 @@ pub struct Slots {
 }
 
 // SAFETY: the pointers refer to shared memory without thread affinity, which is accessed
-// atomically. One thread at a time uses the slots.
+// atomically. Only one thread at a time uses the slots.
 unsafe impl Send for Slots {}
 
 impl Slots {

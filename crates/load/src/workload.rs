@@ -3,8 +3,8 @@
 use crate::options::{Load, Rw};
 use crate::port::Op;
 
-/// The wyrand random number generator. It needs one multiplication per number, and is good enough
-/// for offsets.
+/// The wyrand random number generator, which needs one multiplication per number, and is good
+/// enough for offsets.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 

@@ -75,7 +75,7 @@ fn fio_runs_every_scenario_and_its_report_is_understood() {
             let share = report.operations[0].ios as f64 / (report.iops * report.runtime);
             assert!((0.6..0.8).contains(&share), "{share}");
         }
-        // There was more than one pass, and the files are removed.
+        // The job made more than one pass, and removed its files.
         if scenario == Scenario::LargeFileCreates {
             assert!(report.operations[0].bytes > 2 * (5 << 20), "{report}");
             assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0);

@@ -11,7 +11,7 @@ use fathom_testing::until;
 
 const LEN: u64 = 32 << 20;
 
-/// A running daemon that exports a raw file.
+/// A running qemu-storage-daemon that exports a raw file.
 struct Daemon {
     child: Child,
     dir: tempfile::TempDir,

@@ -1,4 +1,4 @@
-//! What a report says, whatever its form: every table and picture is drawn from an [`Analysis`],
+//! The contents of a report, in every form: each table and picture is drawn from an [`Analysis`],
 //! and its JSON form is the JSON report.
 //!
 //! Times are in ns of the host's CLOCK_MONOTONIC; times of a request are relative to its start.
@@ -27,7 +27,7 @@ pub struct Distribution {
     pub buckets: Vec<(i64, u64)>,
 }
 
-/// One request, followed through all layers.
+/// A request, followed through all layers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Joined {
     /// The request's number, in order of the calls.
@@ -67,11 +67,11 @@ pub enum Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostClass {
-    /// One host request for one guest request.
+    /// A single host request for one guest request.
     Direct,
     /// Several host requests for one guest request.
     Split,
-    /// One host request for several guest requests.
+    /// A single host request for several guest requests.
     Merged,
     /// No host request: the page cache or memory served the request.
     Cached,
@@ -93,7 +93,7 @@ pub struct LayerRow {
     /// Share of the mean total.
     pub share: f64,
     /// Mean over the requests around the median, the middle tenth by total: the time that an
-    /// ordinary request spends in the layer. These means add up; medians of layers do not.
+    /// ordinary request spends in the layer. The means of layers add up; their medians do not.
     pub middle_mean: Option<f64>,
     /// Mean over the slowest 1% of the requests, and the layer's share of their mean total.
     pub tail_mean: Option<f64>,
@@ -170,7 +170,7 @@ pub struct Wiki {
     pub notes: Vec<String>,
 }
 
-/// One kind of system call of one thread, and the time in user space after it.
+/// A kind of system call of one thread, and the time in user space after it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CallRow {
     pub name: String,
@@ -188,7 +188,7 @@ pub struct ThreadCalls {
     pub calls: Vec<CallRow>,
 }
 
-/// One thread's waits for one lock.
+/// A thread's waits for one lock.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LockRow {
     pub thread: Thread,
@@ -209,7 +209,7 @@ pub struct QemuStep {
     pub time: Distribution,
 }
 
-/// What a thread did at which time, for a picture.
+/// Activities of a thread over time, for a picture.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TimeLine {
     pub thread: Thread,

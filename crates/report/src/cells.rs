@@ -37,8 +37,8 @@ pub use ranking::{Effect, Ranking};
 pub use statistics::{ENOUGH, Interval, Ratio, Rounds};
 pub use table::{Figure, Point, Table};
 
-/// Returns the run directory of an experiment's only cell, if that cell has one. Its page says
-/// more than a table of one row.
+/// Returns the run directory of an experiment's only cell, if that cell has one. The page of that
+/// run shows more than a table of one row.
 pub fn only_breakdown(dir: &Path, run: &Run) -> Option<PathBuf> {
     let cells = &run.experiment.as_ref()?.cells;
     match cells.as_slice() {

@@ -15,7 +15,7 @@ pub(crate) use line::Line;
 /// How the guest's clock is converted.
 #[derive(Clone, Debug)]
 enum Guest {
-    /// There is no guest, or nothing relates its clock to the host's.
+    /// No guest exists, or its clock has no known relation to the host's.
     Unknown,
     /// By KVM's offset to the host's TSC.
     Offset(GuestOffset),

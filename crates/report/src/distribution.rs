@@ -20,8 +20,8 @@ const MIN_BEYOND: u64 = 10;
 pub struct Tally {
     count: u64,
     sum: i128,
-    /// The sum of squares. It is exact while it fits: for any 2^64 values below 2^32, and for any
-    /// 2^27 values below 2^50 ns (13 days). Beyond, it saturates.
+    /// The sum of squares, which is exact while it fits: for any 2^64 values below 2^32, and for
+    /// any 2^27 values below 2^50 ns (13 days). Beyond, it saturates.
     squares: u128,
     min: i64,
     max: i64,

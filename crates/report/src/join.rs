@@ -77,7 +77,7 @@ struct Probes {
     remote: bool,
 }
 
-/// What a join counts, besides the requests that it passes to its sink.
+/// Numbers that a join counts, besides the requests that it passes to its sink.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,

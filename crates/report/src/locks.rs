@@ -140,7 +140,7 @@ impl Locks {
     }
 
     fn begin(&mut self, source: Source, tid: u32, address: u64, since: i64) {
-        // There are as many waits as threads; the limit bounds memory for damaged files.
+        // A thread has at most one wait per source; the limit bounds memory for damaged files.
         if self.waiting.len() >= 2 * MAX_ROWS {
             self.ignored += 1;
             return;

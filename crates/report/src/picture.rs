@@ -87,7 +87,7 @@ impl Slow {
     }
 }
 
-/// Returns the benchmark's slowest operation; the error says why there is none.
+/// Returns the benchmark's slowest operation; the error says why none was found.
 fn slowest(dir: &Path, round: &Round) -> Result<Slow, String> {
     let offset = trusted_offset(&round.clocks, false)?;
     let time = TimeBase::new(&round.clocks, offset, false);

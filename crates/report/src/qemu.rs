@@ -182,7 +182,7 @@ impl Steps {
             return;
         };
         match thread.pending[..] {
-            // The submit is not for a guest request, but for a flush or metadata.
+            // The submit is for a flush or metadata, not for a guest request.
             [] => {}
             [key] => {
                 if let Some(request) = self.requests.get_mut(&key) {
@@ -230,8 +230,8 @@ impl Steps {
         }
     }
 
-    /// Returns the rows of the device with the most requests, and notes on them, a line each. There
-    /// are no rows without requests. `version` is QEMU's version.
+    /// Returns the rows of the device with the most requests, and notes on them, a line each.
+    /// Without requests, the rows are empty. `version` is QEMU's version.
     pub fn finish(self, version: Option<Version>) -> (Vec<QemuStep>, Vec<String>) {
         let mut notes = Vec::new();
         let devices = self.devices.iter();

@@ -1,4 +1,4 @@
-//! What each thread did at which time of a window: system calls, and user space between them.
+//! Activities of each thread over a window: system calls, and user space between them.
 
 use std::collections::HashMap;
 
@@ -84,8 +84,8 @@ impl TimeLines {
         true
     }
 
-    /// Returns the length of the collected part of the window, in ns. It is less than requested if
-    /// a thread has too many spans.
+    /// Returns the length of the collected part of the window, in ns. The part is shorter than
+    /// requested if a thread has too many spans.
     pub fn length(&self) -> i64 {
         self.length
     }

@@ -51,8 +51,8 @@ pub struct Experiment {
     pub trials: Vec<Trial>,
 }
 
-/// A cell that was planned when another cell had ended. It repeats the other cell with one change
-/// whose effect the suspected limiter predicts.
+/// A cell that was planned when another cell had ended. The trial repeats the other cell with one
+/// change whose effect the suspected limiter predicts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     #[serde(flatten)]

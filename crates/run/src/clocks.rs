@@ -1,5 +1,5 @@
-//! The clocks of a round, and measurements of how they relate. This is plain data: the report fits
-//! the guest's clock to the host's.
+//! The clocks of a round, and measurements of how they relate. The measurements are plain data: the
+//! report fits the guest's clock to the host's.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub enum Clock {
     RemoteMonotonic,
 }
 
-/// One moment on two clocks.
+/// The same moment on two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
     pub tsc: u64,

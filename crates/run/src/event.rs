@@ -3,7 +3,7 @@
 /// Maximum number of arguments of an event.
 pub const MAX_ARGS: usize = 10;
 
-/// One event. Each [`Kind`] documents its `args`; unused ones are zero.
+/// An event. Each [`Kind`] documents its `args`; unused ones are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Time in ticks of the file's clock.
@@ -86,7 +86,7 @@ kinds! {
     /// known.
     Lost = "lost" ("count");
 
-    /// One operation of the benchmark (guest or host), at its start. `end` is on the same clock,
+    /// An operation of the benchmark (guest or host), at its start. `end` is on the same clock,
     /// `offset` and `length` are in bytes, and `result` is the return value of the system call
     /// (negative: errno).
     BenchOperation = "bench_operation" ("end", "offset", "length", "result", "flags");
@@ -144,10 +144,10 @@ kinds! {
     /// `result` as a two's complement i64.
     SysExit = "sys_exit" ("nr", "result");
 
-    /// One request of `fathom serve`, at the time when its kick was seen. The six times that follow
+    /// A request of `fathom serve`, at the time when its kick was seen. The six times that follow
     /// are the starts of the next stages and the end of the last stage. `offset` and `length` are
     /// in bytes. `rest` is queue (bits 0 to 15), flags (16 to 47) and errno (48 to 63). `cookie` is
-    /// NBD's cookie if a flag says so. The thread is the worker if it is known.
+    /// NBD's cookie if a flag is set for it. The thread is the worker if it is known.
     FathomRequest = "fathom_request"
         ("queue_at", "map_at", "device_at", "finish_at", "notify_at", "end", "offset", "length",
          "rest", "cookie");

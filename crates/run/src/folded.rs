@@ -89,7 +89,7 @@ impl Folded {
             return;
         }
         if self.stacks.len() >= MOST_STACKS && !self.stacks.contains_key(&numbers[..]) {
-            // There is always room for this one name.
+            // This one name is accepted even if the tables of names and stacks are full.
             numbers = vec![self.number(OTHERS)];
         }
         let seen = self.stacks.entry(numbers.into_boxed_slice()).or_default();
@@ -136,7 +136,7 @@ impl Folded {
         self.stacks.is_empty()
     }
 
-    /// Returns the stacks whose command is wanted.
+    /// Returns the stacks for whose command `is_wanted` returns true.
     #[must_use]
     pub fn filter(&self, is_wanted: impl Fn(&str) -> bool) -> Folded {
         let mut found = Folded::default();
@@ -172,7 +172,7 @@ impl Folded {
         write().map_err(Error::io(path))
     }
 
-    /// Reads a cell's file; `None` if there is none. Malformed lines are skipped.
+    /// Reads a cell's file; `None` if the file does not exist. Malformed lines are skipped.
     ///
     /// # Errors
     /// The file cannot be read, or does not lie in that folder.

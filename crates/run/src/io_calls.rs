@@ -1,6 +1,5 @@
-//! System calls with which a disk's server waits for work and does I/O. They are traced for servers
-//! that do not report their requests. The recorder traces these calls, and the report interprets
-//! them.
+//! System calls with which a disk's server waits for work and does I/O. The recorder traces these
+//! calls for servers that do not report their requests, and the report interprets them.
 
 /// Number of io_uring_enter on x86-64.
 const IO_URING_ENTER: u64 = 426;
@@ -27,7 +26,7 @@ pub const IO_CALLS: &[(u64, IoCall)] = &[
     (285, SYNC), // fallocate
 ];
 
-/// What a call does for a disk's server.
+/// Effects of a call for a disk's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCall {
     /// The call sleeps until there is work: a kick or a completion.

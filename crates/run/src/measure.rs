@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One measured value.
+/// A measured value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measure {
     /// Name such as `iops`, `read.p99`, `vcpu0.busy`: words of letters and digits, separated by

@@ -101,8 +101,8 @@ impl RequestPath {
         replace(&folder.join(FILE), self)
     }
 
-    /// Reads the path of a cell; `None` if there is none. All values are finite and not negative,
-    /// and each device has a stack.
+    /// Reads the path of a cell; `None` if the cell has no path. All values are finite and not
+    /// negative, and each device has a stack.
     ///
     /// # Errors
     /// The file is damaged, or does not lie in that folder.

@@ -10,13 +10,13 @@ pub type Version = (u32, u32);
 /// The present equivalent of an event of the wiki.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Successor {
-    /// One of these trace events of QEMU, depending on the device's configuration.
+    /// Any of these trace events of QEMU, depending on the device's configuration.
     Events(&'static [&'static str]),
     /// The entry of this system call, since there is no event.
     Enter(&'static str),
     /// The return of this system call, since there is no event.
     Exit(&'static str),
-    /// There is no equivalent.
+    /// No equivalent exists.
     None,
 }
 

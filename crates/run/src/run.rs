@@ -44,7 +44,7 @@ pub enum RunKind {
     Qemu,
 }
 
-/// One run.
+/// A run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// [`VERSION`] of the program that wrote the run.
@@ -192,13 +192,13 @@ pub struct Thread {
     pub vcpu: Option<u32>,
 }
 
-/// One round: the same work, traced in one way.
+/// A round: the same work, traced in one way.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Name of the round's folder.
     pub name: String,
-    /// What was traced: `guest`, `kvm`, `block`, `fathom`, `syscalls`, `qemu`, `futex`. Empty for
-    /// the control round, which is not traced.
+    /// Names of the collectors that traced the round: `guest`, `kvm`, `block`, `fathom`,
+    /// `syscalls`, `qemu`, `futex`. Empty for the control round, which is not traced.
     pub traced: Vec<String>,
     /// The work runs on the host itself, without a guest.
     pub on_host: bool,

@@ -57,8 +57,8 @@ impl Timeline {
         replace(&folder.join(FILE), self)
     }
 
-    /// Reads the timeline of a cell; `None` if there is none. All times are finite and not
-    /// negative.
+    /// Reads the timeline of a cell; `None` if the cell has no timeline. All times are finite and
+    /// not negative.
     ///
     /// # Errors
     /// The file is damaged, or does not lie in that folder.

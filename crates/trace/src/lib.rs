@@ -3,8 +3,8 @@
 //! All crates of the data plane may use this crate, which itself uses only `fathom-sigbus`
 //! and `fathom-units`.
 //!
-//! With `--cfg fathom_unstamped`, nothing is stamped or counted. This is only for measuring the
-//! cost of stamps (tools/bench/stamps.py).
+//! With `--cfg fathom_unstamped`, nothing is stamped or counted. The option is only for measuring
+//! the cost of stamps (tools/bench/stamps.py).
 
 pub mod clock;
 pub mod histogram;

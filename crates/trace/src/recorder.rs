@@ -198,8 +198,9 @@ fn count_errors(errors: &[AtomicU64; ERRNOS], errno: usize, n: u64) {
 
 /// The only writer of a worker's histograms.
 ///
-/// Requests of one batch often have the same stamps. They are counted as a run, and are added to
-/// the histograms together. This makes seven histograms affordable for each request.
+/// Requests of one batch often have the same stamps. The recorder counts such requests as a run,
+/// and adds them to the histograms together. Therefore seven histograms are affordable for each
+/// request.
 pub struct Recorder {
     histograms: Arc<StageHistograms>,
     op: Op,

@@ -24,7 +24,7 @@ pub use reader::{Entry, RingReader};
 pub use wire::Wire;
 pub use writer::{RingFile, RingWriter};
 
-/// One finished request.
+/// A finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
     /// Clock ticks at the start of each stage in turn, then at the end of the last stage.

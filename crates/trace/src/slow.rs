@@ -2,7 +2,7 @@
 //!
 //! The recorder keeps the four slowest requests of each of the last 64 seconds with requests, and
 //! of each of the last 64 minutes with requests. A request that is not kept costs two comparisons.
-//! One thread writes; other threads read whole records, or none.
+//! Only one thread writes; other threads read whole records, or none.
 
 use crate::clock::Clock;
 use crate::ring::{TraceRecord, Wire};
@@ -155,8 +155,8 @@ impl SlowWriter {
 impl Time {
     /// Begins the next period.
     ///
-    /// The records of its row are 64 periods old, and are overwritten one by one. As long as the
-    /// new period has few requests, some of the old records remain.
+    /// The records of its row are 64 periods old, and are overwritten one by one. While the new
+    /// period has few requests, some of the old records remain.
     fn begin(&mut self, now: u64) {
         self.until = now + self.ticks;
         self.row = (self.row + 1) % ROWS;

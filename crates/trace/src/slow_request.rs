@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// One of a disk's slowest recent requests.
+/// A request that is among a disk's slowest recent requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowRequest {
     /// Identifier of the request; exemplars of metrics refer to it.

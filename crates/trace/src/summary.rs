@@ -16,7 +16,7 @@ pub struct Summary {
     /// Operations that occurred.
     pub operations: Vec<OpSummary>,
     /// Number of requests that were rejected at once, because they violate the protocol or the disk
-    /// does not support them. They are not in `operations`.
+    /// does not support them. The rejected requests are not in `operations`.
     #[serde(default)]
     pub refused: u64,
     /// Number of requests taken from queues and connections, and not yet answered.
@@ -212,7 +212,7 @@ impl StageSummary {
         let mut before = earlier.histogram.iter().peekable();
         let mut histogram = Vec::new();
         for &Bucket(from, to, n) in &self.histogram {
-            // Both histograms have the same buckets. Their bounds differ slightly, because the
+            // Both histograms have the same buckets. The bounds differ slightly, because the
             // duration of a tick was estimated at different times. Counts never decrease.
             let then = before.next_if(|old| old.0 < f64::midpoint(from, to));
             let then = then.map_or(0, |old| old.2);
@@ -394,7 +394,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(second.since(&second).operations, []);
-        // The disk was removed and added again. It has fewer requests, or more in less time.
+        // The disk was removed and added again, and has fewer requests, or more in less time.
         assert_eq!(first.since(&second), first);
         let young = Summary {
             seconds: Some(1.0),

@@ -15,7 +15,7 @@ use crate::tracers::guest::parse_dev;
 /// Location of an image.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Located {
-    /// The lowest single device, or `None` if there is none or several.
+    /// The lowest single device, or `None` if the image has no device or several.
     pub device: Option<BlockDevice>,
     /// Partitions on the path to the device. Bios carry their device numbers.
     pub partitions: Vec<u64>,

@@ -1,5 +1,5 @@
-//! Joins several runs that were recorded at the same time into one run directory. They are a host's
-//! run and those of its guest, of the host that serves its requests, or of both.
+//! Joins several runs that were recorded at the same time into one run directory. A host's run is
+//! joined with the run of its guest, of the host that serves its requests, or of both.
 
 use std::fs::{self, File};
 use std::io;

@@ -52,8 +52,9 @@ pub struct Qemu {
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     pub disk: Disk,
-    /// eventfds that QEMU shares only with the disk's server: its kicks and calls. Their use shows
-    /// which is which ([`Found::classify`], [`Found::called`]).
+    /// eventfds that QEMU shares only with the disk's server: its kicks and calls.
+    /// [`Found::classify`] finds the kicks among them by their use, and [`Found::called`] the
+    /// calls.
     pub eventfds: Vec<u64>,
     /// Pairs of (file descriptor in the server, id) of these eventfds.
     pub server_fds: Vec<(u64, u64)>,
@@ -162,8 +163,8 @@ impl Found {
         self.disk.kick_eventfds = kicks.into_iter().collect();
     }
 
-    /// Stores the disk's calls. These are the eventfds to which the server has written (file
-    /// descriptor, thread), which it shares with QEMU, and which are not kicks.
+    /// Stores the disk's calls: the eventfds that the server shares with QEMU, has written to, and
+    /// that are not kicks. `writes` are pairs of (file descriptor, thread).
     pub fn called(&mut self, threads: &[Thread], writes: impl Iterator<Item = (u64, u32)>) {
         let server = self.disk.server_pid;
         let is_server = |tid| {

@@ -1,5 +1,5 @@
-//! Reads from QEMU's monitor the addresses of the disks' doorbells and their MSI-X messages. It
-//! changes nothing.
+//! Reads the addresses of the disks' doorbells and their MSI-X messages from QEMU's monitor, and
+//! changes nothing in QEMU.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,8 +14,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// PCI device ids of virtio-blk: transitional, and modern (virtio 1.x, 4.1.2 and 5.2.1).
 const VIRTIO: u64 = 0x1af4;
 const BLOCK: [u64; 2] = [0x1001, 0x1042];
-/// BAR and offset of the doorbells of a modern virtio device in QEMU (hw/virtio/virtio-pci.c). They
-/// are 4 bytes apart, or a page with page-per-vq=on.
+/// BAR and offset of the doorbells of a modern virtio device in QEMU (hw/virtio/virtio-pci.c). The
+/// doorbells are 4 bytes apart, or a page with page-per-vq=on.
 const MODERN_BAR: u64 = 4;
 const DOORBELLS: u64 = 0x3000;
 /// BAR and offset of the doorbell of a device without a modern BAR, which has I/O ports. All queues

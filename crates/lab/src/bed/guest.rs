@@ -18,7 +18,7 @@ pub const DISK: &str = "disk";
 /// File in a cell's folder with the server's final output, which for Fathom has the times by stage.
 const SERVER_LOG: &str = "server.txt";
 
-/// A guest that has booted. It is killed on drop.
+/// A booted guest, which is killed on drop.
 #[derive(Debug)]
 pub struct GuestBed {
     // Fields are dropped in order: QEMU must end before its server.

@@ -17,8 +17,8 @@ impl<B> Pool<B> {
     }
 
     /// Takes the bed of that name out of the pool, so a bed whose work fails is not used again. If
-    /// there is none, drops the beds that were unused for the longest time until there is room for
-    /// a new one.
+    /// the pool has no such bed, drops the beds that were unused for the longest time until a new
+    /// one has room.
     pub fn take(&mut self, name: &str) -> Option<B> {
         if let Some(at) = self.beds.iter().position(|(other, _)| other == name) {
             return Some(self.beds.remove(at).1);

@@ -151,7 +151,7 @@ mod tests {
         let said: Vec<_> = { window.measures().into_iter() }
             .map(|m| (m.name, m.value, m.samples))
             .collect();
-        // The sum of 30 at 50 ns minus 10 at 100 ns. There were no writes.
+        // The sum of 30 reads at 50 ns minus 10 at 100 ns. The window has no writes.
         let wanted = [
             ("fathom.wake.mean".to_owned(), 25.0, 20),
             ("fathom.total.mean".to_owned(), 8.0, 20),
@@ -174,7 +174,7 @@ mod tests {
             "{names:?}"
         );
         let layers = all.layers(20.0);
-        // Of 40 requests, 10 took 8 ns and 30 took 9 ns.
+        // The reads are 10 requests of 8 ns, and the writes are 30 requests of 9 ns.
         assert_eq!(layers[0].mean_ns, 20.0 - 8.75);
         assert_eq!(layers.last().unwrap().name, "host: device");
     }

@@ -19,7 +19,7 @@ const SPLIT: f64 = 0.1;
 
 /// Work for a guest.
 pub struct Job<'a> {
-    /// Script for the guest's shell. Its output is parsed.
+    /// Script for the guest's shell. `parse` interprets the output.
     pub script: &'a str,
     pub timeout: Duration,
     pub parse: &'a dyn Fn(&str) -> Result<Worked>,

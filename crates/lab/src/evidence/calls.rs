@@ -10,8 +10,9 @@ use perf_event::events::Tracepoint;
 
 use super::counters::Counters;
 
-/// Period in samples of the counted parts: one sample of each period begins a part that ends at the
-/// next sample. It is the middle one, since the load has not fully started when a window begins.
+/// Period in samples of the counted parts. The middle sample of each period begins a part that ends
+/// at the next sample. When a window begins, the load has not fully started, so the first sample
+/// begins no part.
 const EVERY: usize = 5;
 /// Minimum number of counted parts. Fewer parts may not represent the window.
 const FEWEST: usize = 2;
@@ -139,7 +140,7 @@ mod tests {
             // SAFETY: no arguments.
             let is_root = unsafe { libc::geteuid() } == 0;
             match counted {
-                // One call may be between its execution and its count.
+                // At most one call is between its execution and its count.
                 Some(Ok(counted)) => {
                     let possible = ending - begun - 1..=after - before + 1;
                     assert!(possible.contains(&counted), "{counted}, not {possible:?}");

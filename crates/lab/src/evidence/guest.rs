@@ -27,7 +27,7 @@ pub fn print() -> String {
 }
 
 /// Returns a script for busybox sh that runs `work` and prints the counters before and after it.
-/// Its exit status is that of `work`.
+/// The script's exit status is that of `work`.
 pub fn around(work: &str) -> String {
     let print = print();
     format!(

@@ -19,7 +19,7 @@ fn device(line: &str) -> Option<u64> {
     if { rest.split_ascii_whitespace() }.any(|word| CLOCKS.contains(&word)) {
         return None;
     }
-    // One count per CPU, followed by words.
+    // The line has a count per CPU, followed by words.
     let counts = rest
         .split_ascii_whitespace()
         .map_while(|word| word.parse().ok());

@@ -1,4 +1,4 @@
-//! Times of the busy kernel threads. They are not visible in containers.
+//! Times of the busy kernel threads, which are not visible in containers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,8 +18,8 @@ const MAX_PROCESSES: usize = 1 << 16;
 /// Times of every kernel thread since its start, by process id.
 pub struct Kernel(BTreeMap<u32, (String, Times)>);
 
-/// Reads the times of all kernel threads. It reads one small file per process of the machine, and
-/// another one per kernel thread.
+/// Reads the times of all kernel threads: one small file per process of the machine, and another
+/// one per kernel thread.
 pub fn look() -> Kernel {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

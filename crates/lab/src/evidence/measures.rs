@@ -168,7 +168,7 @@ mod tests {
             ("guest.busy-per-mb", 20.0),
             ("cpu.io-threads", 750.0),
             ("cpu.vcpu", 1500.0),
-            // One and a half CPUs for two seconds.
+            // The sum of 1.5 CPUs for two seconds.
             ("cpu.host", 3000.0),
             ("host.busy", 75.0),
             ("device.busy", 70.0),

@@ -35,14 +35,14 @@ pub(crate) use threads::tasks;
 
 use crate::error::{Error, Result};
 
-/// What a [`Sampler`] watches.
+/// Processes and device that a [`Sampler`] watches, and its interval.
 #[derive(Clone, Debug)]
 pub struct Watch {
     pub processes: Vec<Watched>,
     /// Name of the block device in /sys/block, such as [`device_below`] returns.
     pub device: Option<String>,
-    /// Initial interval between two samples of figures over time. It doubles if there are too many
-    /// samples, or if sampling costs too much.
+    /// Initial interval between two samples of figures over time. The sampler doubles the interval
+    /// if there are too many samples, or if sampling costs too much.
     pub step: Duration,
 }
 
@@ -85,7 +85,7 @@ impl Watched {
     }
 }
 
-/// Returns the name of the block device below an image, or `None` if there is none or several.
+/// Returns the name of the block device below an image, or `None` for no device or several.
 ///
 /// # Errors
 /// When the image cannot be opened.

@@ -24,8 +24,8 @@ const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Samples the host from [`Sampler::start`] to [`Sampler::stop`].
 ///
-/// Both calls read each file of `Watch` once, and those of the kernel threads. They take some
-/// milliseconds on a machine with hundreds of processes, outside of the window. In between, a
+/// Both calls read each file of `Watch` once, and those of the kernel threads. On a machine with
+/// hundreds of processes, the calls take some milliseconds, outside of the window. In between, a
 /// thread reads one small file per watched thread, /proc/stat and the device's file. Each file
 /// takes about 10 us, and the total is less than 1 % of one CPU, because the step doubles if a
 /// sample costs more. [`Calls`] states its own cost.

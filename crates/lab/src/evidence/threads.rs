@@ -30,7 +30,7 @@ struct Seen {
     thread: Thread,
     role: ThreadRole,
     polls: bool,
-    /// Times at the window's begin or at the thread's start, whichever is later.
+    /// Times at the window's begin, or at the thread's start if the thread started later.
     begin: Times,
     last: Times,
     /// Times of earlier threads with the same id.
@@ -135,7 +135,7 @@ impl Threads {
     }
 
     /// Returns the CPU seconds of all I/O threads and workers since the window's begin, or `None`
-    /// if there are none.
+    /// if no such thread was seen.
     pub fn workers(&self) -> Option<f64> {
         let workers = self.seen.values().filter(|one| one.role == ThreadRole::Io);
         workers

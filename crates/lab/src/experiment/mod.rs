@@ -2,16 +2,16 @@
 //!
 //! Each experiment has a folder and a line in [`ALL`], from which help, checks and plans are made.
 //!
-//! An [`Order`] is an experiment with values of its parameters. It makes a plan of cells: one cell
-//! per round for each point of the experiment's [`Design`]. [`runner`] runs the cells one by one
-//! into a run directory.
+//! An [`Order`] is an experiment with values of its parameters. The order determines a plan of
+//! cells: one cell per round for each point of the experiment's [`Design`]. [`runner`] runs the
+//! cells one by one into a run directory.
 //!
 //! # Cells
 //!
 //! - A cell is saved when it ends, so that an interrupted run can be resumed.
 //! - An experiment may add points that depend on the results of earlier cells
-//!   ([`Experiment::after`]). One more cell can test a suspected limiter; that cell is a trial and
-//!   not a point (`confirm`).
+//!   ([`Experiment::after`]). An additional cell can test a suspected limiter; that cell is a trial
+//!   and not a point (`confirm`).
 //! - A cell records evidence, never a verdict. The report derives the limiter, so that better rules
 //!   can judge an old run. Measures have units, so that a report does not need the experiment.
 //! - A bed may be kept for later cells (`bed::Pool`). Each cell must then begin in the same state.
@@ -154,7 +154,7 @@ pub trait Session {
     ) -> Result<Yield>;
 }
 
-/// What all cells have in common.
+/// The environment that all cells share.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     /// Path of this program, which serves disks and also runs in guests.
@@ -250,7 +250,7 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
 }
 
 impl Need {
-    /// What every guest needs. QEMU 6.0 emulates SVM well enough for KVM.
+    /// Requirements of every guest. QEMU 6.0 emulates SVM well enough for KVM.
     pub const GUEST: [Need; 3] = [Need::Qemu(6, 0), Need::Kernel, Need::Program("busybox")];
 
     /// Whether the requirement depends on the machine itself, not on installed programs.

@@ -25,7 +25,8 @@ const LIMIT: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(120);
 /// Parts of errors that mean that a guest hangs.
 ///
-/// An emulated processor may lose its timer; its kernel then waits forever, and says so if it can.
+/// An emulated processor may lose its timer. The guest's kernel then waits forever, and reports a
+/// timer issue on its console if it can.
 const STANDS_STILL: [&str; 2] = [NO_TIMER, "nothing after"];
 /// Lines of the inner run that an error shows, including the end of a console.
 const SHOWN: usize = 110;
@@ -129,7 +130,7 @@ pub fn run_in(
     run_within(host, experiment, settings, folder, LIMIT, progress)
 }
 
-/// Runs a cell like [`run_in`], but for at most `limit`.
+/// Runs a cell like [`run_in`], with `limit` as the time limit.
 ///
 /// # Errors
 /// Like [`run_in`], and if the time limit is exceeded.

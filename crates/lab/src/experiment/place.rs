@@ -22,12 +22,12 @@ pub enum Place {
     Nbd(String),
 }
 
-/// What exists at a place.
+/// The object that exists at a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     Directory {
         path: PathBuf,
-        /// Its file system, such as `ext4` or `NFS`.
+        /// The directory's file system, such as `ext4` or `NFS`.
         kind: String,
     },
     Device(PathBuf),

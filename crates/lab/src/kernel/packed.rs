@@ -1,5 +1,5 @@
-//! Extracts the kernel from a bzImage. It is an ELF file that the image's first part decompresses
-//! at boot, and that a machine can also boot directly.
+//! Extracts the kernel from a bzImage. The kernel is an ELF file that the image's first part
+//! decompresses at boot, and that a machine can also boot directly.
 
 use fathom_units::cause;
 use std::io::Write;

@@ -15,7 +15,7 @@ words! {
         Pc = "pc",
         /// The Q35 PC of 2009, with PCI Express.
         Q35 = "q35",
-        /// No PCI; virtio devices use MMIO. It starts the fastest.
+        /// No PCI; virtio devices use MMIO. This board starts the fastest.
         Microvm = "microvm",
     }
 }

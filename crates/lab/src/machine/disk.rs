@@ -103,7 +103,7 @@ impl QemuDisk {
     }
 }
 
-/// One disk of a machine.
+/// A disk of a machine.
 #[derive(Debug, Clone)]
 pub struct Disk {
     /// QEMU's id of the device.

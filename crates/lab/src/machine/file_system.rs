@@ -33,9 +33,9 @@ impl FileSystem {
         }
     }
 
-    /// Returns the options of the program that creates the file system. It asks no questions and
-    /// discards no blocks. If `leaves_inodes`, ext4's inode tables stay uninitialised, and the
-    /// guest's kernel writes them in the background.
+    /// Returns the options of the program that creates the file system. With these options, the
+    /// program asks no questions and discards no blocks. If `leaves_inodes`, ext4's inode tables
+    /// stay uninitialised, and the guest's kernel writes them in the background.
     pub fn options(self, leaves_inodes: bool) -> String {
         let lazy = u8::from(leaves_inodes);
         match self {

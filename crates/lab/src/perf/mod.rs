@@ -20,13 +20,13 @@ pub use text::{Head, Modules, Text};
 const FULL: &str = "size limit reached";
 /// Text of perf's log when perf was too slow to take all events from the kernel.
 const LOST: &str = " and lost ";
-/// Size of the kernel's buffer per CPU of the host. It holds the events of a busy machine until
-/// perf gets a CPU.
+/// Size of the kernel's buffer per CPU of the host. The buffer holds the events of a busy machine
+/// until perf gets a CPU.
 const BUFFER: &str = "8M";
 /// Nice value of the host's perf: above all ordinary processes.
 const NICE: i32 = -20;
-/// Program that perf starts when it records. It creates a file as a signal, and ends when perf
-/// ends.
+/// Program that perf starts when it records. The program creates a file as a signal, and ends when
+/// perf ends.
 const UNTIL_ITS_END: &str = r#": >"$0"; while kill -0 $PPID; do sleep 1; done"#;
 /// Timeout for perf to start and to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -182,8 +182,8 @@ pub struct InGuest {
 }
 
 impl InGuest {
-    /// Starts to record. perf runs as long as its child program, which reads from a pipe until
-    /// [`stop`](Self::stop) closes it.
+    /// Starts to record. perf runs until its child program ends. The child reads from a pipe until
+    /// [`stop`](Self::stop) closes the pipe.
     ///
     /// # Errors
     /// When the guest has no perf, or its kernel does not allow it to record.

@@ -88,7 +88,7 @@ impl Modules {
 
     /// Reads the modules of the kernel of this machine.
     pub fn of_host() -> Modules {
-        let text = std::fs::read_to_string("/proc/modules"); // missing where there are none
+        let text = std::fs::read_to_string("/proc/modules"); // missing on a kernel without modules
         Modules::parse(&text.unwrap_or_default())
     }
 

@@ -64,7 +64,7 @@ pub struct Spec<'a> {
     pub properties: Vec<String>,
 }
 
-/// A raw image on virtio-blk with one queue and without the page cache. Its paths and name are
+/// A raw image on virtio-blk with one queue and without the page cache. The paths and the name are
 /// empty.
 impl Default for Spec<'_> {
     fn default() -> Self {

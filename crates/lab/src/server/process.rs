@@ -11,7 +11,7 @@ use crate::process::Process;
 const START: Duration = Duration::from_secs(30);
 const STOP: Duration = Duration::from_secs(60);
 
-/// A disk server with one vhost-user socket. It is killed on drop.
+/// A disk server with one vhost-user socket. The server is killed on drop.
 #[derive(Debug)]
 pub struct Server {
     process: Process,
@@ -21,8 +21,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a program and waits until it listens on `socket`. Its log and its standard output are
-    /// `DIR/NAME.log` and `DIR/NAME.out`.
+    /// Starts a program and waits until it listens on `socket`. The program's log and standard
+    /// output are `DIR/NAME.log` and `DIR/NAME.out`.
     ///
     /// # Errors
     /// When the program does not start; the error has the last lines of its log.
@@ -97,10 +97,10 @@ impl Server {
 /// File with all Unix sockets of the thread's network namespace.
 const LIST: &str = "/proc/thread-self/net/unix";
 
-/// Returns whether a process listens on a Unix socket. It does not connect, because a connection
-/// would count as a front-end. Listening sockets have the flag __SO_ACCEPTCON in /proc/net/unix
-/// (proc_net_unix(5)). The file is that of this thread's network namespace, in which the server
-/// runs.
+/// Returns whether a process listens on a Unix socket. This function does not connect, because a
+/// connection would count as a front-end. Listening sockets have the flag __SO_ACCEPTCON in
+/// /proc/net/unix (proc_net_unix(5)). The file is that of this thread's network namespace, in which
+/// the server runs.
 fn is_listening(path: &Path) -> Result<bool> {
     const ACCEPTCON: &str = "00010000";
     let table = fs::read_to_string(LIST).context(|| format!("cannot read {LIST}"))?;

@@ -12,7 +12,7 @@ pub const VIRTIOFSD: &str = "virtiofsd";
 
 impl Server {
     /// Starts virtiofsd for the directory `tree` with the socket `DIR/NAME.sock`, and waits until
-    /// it listens. It exits when its front-end disconnects. It runs without a sandbox, because the
+    /// it listens. The server exits when its front-end disconnects. No sandbox is used, because the
     /// guest is the lab's own.
     ///
     /// # Errors

@@ -11,7 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 /// appear as an error.
 const READINGS: usize = 16;
 
-/// Reads the time stamp counter (0 if there is none) and CLOCK_MONOTONIC at the same moment.
+/// Reads the time stamp counter and CLOCK_MONOTONIC at the same moment. On a machine without the
+/// counter, its value is 0.
 pub fn pair() -> Pair {
     let reading = |_| {
         let before = tsc();
@@ -25,7 +26,7 @@ pub fn pair() -> Pair {
     tightest.map(|(_, pair)| pair).expect("there are readings")
 }
 
-/// Returns the frequency of the time stamp counter in kHz, or 0 if there is none.
+/// Returns the frequency of the time stamp counter in kHz, or 0 on a machine without the counter.
 pub fn tsc_khz() -> u64 {
     const APART: Duration = Duration::from_millis(20);
     static SEEN: OnceLock<u64> = OnceLock::new();

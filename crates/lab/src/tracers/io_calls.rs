@@ -43,8 +43,9 @@ pub fn threads_of(threads: &[Thread], server: u32) -> Vec<u32> {
     serving.map(|thread| thread.tid).collect()
 }
 
-/// What threads were seen to do. It determines the roles of threads without meaningful names:
-/// qemu-storage-daemon names no threads, and QEMU does only with `debug-threads=on`.
+/// Observed calls and interrupts of threads, which determine the roles of threads without
+/// meaningful names. qemu-storage-daemon names no threads, and QEMU does only with
+/// `debug-threads=on`.
 #[derive(Clone, Debug, Default)]
 pub struct Deeds(HashMap<u32, Deed>);
 

@@ -1,8 +1,8 @@
 //! Collectors, each of which records one layer of the stack into an event file in a round's folder.
 //!
-//! All [`Collector`]s are used alike. They are started one by one, run during the window, are
-//! halted together, and then write their files ([`stop_all`]). One list has the collectors that
-//! follow a disk's requests on a host ([`on_host`]). Collectors over the kernel's tracing are built
+//! All [`Collector`]s are used alike: they are started one by one, run during the window, are
+//! halted together, and then write their files ([`stop_all`]). The collectors that follow a disk's
+//! requests on a host are in one list ([`on_host`]). Collectors over the kernel's tracing are built
 //! on [`ftrace::Recorder`], each with its own instance.
 
 pub mod block;

@@ -40,8 +40,8 @@ pub fn fio_on_host(job: &[String], shape: Shape) -> Result<Bare> {
     Ok(Worked::of_fio(&host::run("fio", &job)?, shape)?.bare())
 }
 
-/// Returns the host's run time for a job that takes `runtime` in a guest. It is shorter, because no
-/// cache has to be filled.
+/// Returns the host's run time for a job that takes `runtime` in a guest. The host's run time is
+/// shorter, because no cache has to be filled.
 pub fn host_time(runtime: Duration) -> Duration {
     (runtime / 5).clamp(Duration::from_millis(500), Duration::from_secs(10))
 }

@@ -120,8 +120,8 @@ impl Job<'_> {
     }
 }
 
-/// Returns a fio job that only creates the files of `job`. It is empty for a scenario that creates
-/// its own files.
+/// Returns a fio job that only creates the files of `job`. The job is empty for a scenario that
+/// creates its own files.
 ///
 /// # Errors
 /// Like [`job_file`].

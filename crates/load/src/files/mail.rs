@@ -1,11 +1,11 @@
 //! Operations of the mail server: their frequency, and the sizes of files.
 //!
 //! The talk's profile specifies 100,000 files in 100 directories, sizes of 1 KB to 1 MB, and blocks
-//! of 8 KB. Its operations are creates, opens, deletes, and random reads and writes. The weights
-//! here are a reconstruction: half of the operations are reads, a fifth are appends, and creates,
-//! deletes and opens are a tenth each. Therefore the number of files stays the same on average.
-//! Sizes are weighted, as in FFSB: eleven sizes, each twice the previous one. Most files are small,
-//! like mails (median 8 KB, mean 46 KB).
+//! of 8 KB. The profile's operations are creates, opens, deletes, and random reads and writes. The
+//! weights here are a reconstruction: half of the operations are reads, a fifth are appends, and
+//! creates, deletes and opens are a tenth each. Therefore the number of files stays the same on
+//! average. Sizes are weighted, as in FFSB: eleven sizes, each twice the previous one. Most files
+//! are small, like mails (median 8 KB, mean 46 KB).
 
 use std::str::FromStr;
 

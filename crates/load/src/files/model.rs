@@ -139,7 +139,7 @@ impl Model {
         }
     }
 
-    /// Returns the index of a random file. There must be at least one.
+    /// Returns the index of a random file. At least one file must exist.
     fn any(&mut self) -> usize {
         self.rng.below(self.files.len() as u64) as usize
     }

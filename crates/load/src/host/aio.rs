@@ -1,4 +1,5 @@
-//! A port for a file through Linux AIO. It uses the system calls directly, which libaio only wraps.
+//! A port for a file through Linux AIO. The port uses the system calls directly, because libaio
+//! only wraps them.
 
 use std::fs::File;
 use std::io;

@@ -29,8 +29,8 @@ impl Buffers {
     /// Returns a slot's buffer.
     pub fn get(&self, slot: u16) -> Buffer {
         let at = self.map.at(usize::from(slot) * self.stride, self.len);
-        // SAFETY: the buffer is page-aligned and inside the mapping. Its only users are the port
-        // that owns `self` and the port's worker.
+        // SAFETY: the buffer is page-aligned and inside the mapping. Only the port that owns `self`
+        // and the port's worker use the buffer.
         unsafe { Buffer::new(at, self.len) }
     }
 

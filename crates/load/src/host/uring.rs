@@ -1,4 +1,5 @@
-//! A port for a file through io_uring. One system call submits a batch and waits for completions.
+//! A port for a file through io_uring. A single system call submits a batch and waits for
+//! completions.
 
 use std::fs::File;
 use std::io;
@@ -132,8 +133,8 @@ impl Port for Uring {
     fn queue(&mut self, slot: u16, op: Op, offset: u64) {
         self.ops[usize::from(slot)] = op;
         let entry = self.entry(slot, op, offset);
-        // SAFETY: `self` owns the buffer and the file for as long as the ring exists, and the
-        // worker does not access the buffer until completion.
+        // SAFETY: `self` owns the buffer and the file while the ring exists, and the worker does
+        // not access the buffer until completion.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the ring has an entry for every slot");
     }

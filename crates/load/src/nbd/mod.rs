@@ -159,8 +159,8 @@ fn check(load: &Load, export: &Export) -> Result<()> {
     Ok(())
 }
 
-/// Supervisor for NBD. It does not wake the workers: they wake up regularly, and detect the end of
-/// the connection themselves.
+/// Supervisor for NBD, which does not wake the workers: they wake up regularly, and detect the end
+/// of the connection themselves.
 struct Watcher {
     pid: Option<u32>,
 }

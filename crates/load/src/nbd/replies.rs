@@ -7,8 +7,8 @@ use fathom_nbd::protocol::{
     u64_at,
 };
 
-/// Size of the receive buffer in bytes, the maximum that one system call reads. It exceeds the
-/// buffer of a Unix socket and fits into the CPU's cache.
+/// Size of the receive buffer in bytes, the maximum that one system call reads. The receive buffer
+/// exceeds the buffer of a Unix socket and fits into the CPU's cache.
 const RECEIVE: usize = 256 << 10;
 /// Maximum payload of an error chunk in bytes, including its text.
 const MAX_ERROR: u64 = 8 << 10;

@@ -1,5 +1,5 @@
-//! A load in a single thread that timestamps each request. It reads or writes blocks of one size,
-//! with one or more requests in flight.
+//! A load in a single thread that timestamps each request. The load reads or writes blocks of one
+//! size, with one or more requests in flight.
 //!
 //! The load runs on the caller's thread. During the measurement it does not print, save results or
 //! allocate memory. Timestamps are stored in memory that was touched and, where permitted, locked

@@ -11,7 +11,7 @@ const MAX_DEPTH: u32 = MAX_QUEUE_SIZE as u32;
 const MAX_BLOCK: u64 = 64 << 20;
 /// Maximum total size of all buffers in bytes.
 const MAX_BUFFERS: u64 = 1 << 30;
-/// Default number of records. They need 64 MiB, because a guest may have little memory.
+/// Default number of records, which need only 64 MiB, because a guest may have little memory.
 const DEFAULT_ROOM: u64 = 2 << 20;
 const MAX_ROOM: u64 = 64 << 20;
 

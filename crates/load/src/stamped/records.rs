@@ -28,8 +28,8 @@ pub(super) struct Buffer<T> {
 }
 
 impl<T: Copy> Buffer<T> {
-    /// Creates a buffer for `room` items. Its memory is touched and, where the system permits it,
-    /// locked.
+    /// Creates a buffer for `room` items. The buffer's memory is touched and, where the system
+    /// permits it, locked.
     pub fn new(room: usize, blank: T) -> Buffer<T> {
         let items = vec![blank; room];
         let bytes = std::mem::size_of_val(items.as_slice());

@@ -1,5 +1,5 @@
-//! A virtio-blk device in memory that can be told to misbehave. The `virtio-queue` crate reads its
-//! rings.
+//! A virtio-blk device in memory, which misbehaves on request ([`Fault`]). The `virtio-queue` crate
+//! reads its rings.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
-//! A vhost-user-blk server for tests, based on the back-end of the `vhost` crate. It handles the
-//! messages, and a [`Serve`] processes the rings.
+//! A vhost-user-blk server for tests, based on the back-end of the `vhost` crate. The server
+//! handles the messages, and a [`Serve`] processes the rings.
 
 pub mod device;
 
@@ -62,7 +62,7 @@ pub struct Seen {
     pub calls: Mutex<Vec<Arc<File>>>,
 }
 
-/// A listening server. It serves one connection at a time, until it is dropped.
+/// A listening server, which serves one connection at a time until it is dropped.
 pub struct Server {
     path: PathBuf,
     stop: Arc<AtomicBool>,

@@ -279,11 +279,11 @@ impl Layer {
         })
     }
 
-    /// Returns the layer of the time between two points, if no point between them was seen. This is
-    /// the narrowest layer whose [`span`](Self::span) contains both, else [`Layer::Unattributed`].
-    /// The join knows two more cases, which do not follow from the points alone. Issue to Pop of a
-    /// polled request is [`Layer::GuestBatch`]. Used to Complete of a request that a running
-    /// handler took is [`Layer::GuestBottomHalf`].
+    /// Returns the layer of the time between two points, if no point between them was seen. The
+    /// result is the narrowest layer whose [`span`](Self::span) contains both, else
+    /// [`Layer::Unattributed`]. The join knows two more cases, which do not follow from the points
+    /// alone. Issue to Pop of a polled request is [`Layer::GuestBatch`]. Used to Complete of a
+    /// request that a running handler took is [`Layer::GuestBottomHalf`].
     pub fn between(from: Point, to: Point) -> Layer {
         let width = |&layer: &Layer| layer.span().map_or(u8::MAX, |(a, b)| b as u8 - a as u8);
         let holds = |layer: &Layer| layer.span().is_some_and(|(a, b)| a <= from && to <= b);

@@ -17,7 +17,7 @@ const NO_MORE: f64 = 1.10;
 /// A suspected limiter that was tried.
 pub(super) struct Tried {
     pub(super) confirmed: bool,
-    /// What was changed, and the result.
+    /// The change and its result, as text.
     pub(super) words: String,
 }
 

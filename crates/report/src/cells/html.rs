@@ -1,5 +1,5 @@
-//! Experiments as a page: one HTML file that needs no network. Its only scripts are those within
-//! the frames of flame graphs.
+//! Experiments as a page: one HTML file that needs no network. The page's only scripts are those
+//! within the frames of flame graphs.
 
 mod bars;
 mod beside;
@@ -28,8 +28,8 @@ use crate::render::text::date;
 
 const STYLES: &[&str] = &[include_str!("page.css")];
 
-/// Renders the page of a run. The same run gives the same bytes; its names and problems are
-/// escaped, whatever they contain.
+/// Renders the page of a run. The same run gives the same bytes. All names and problems of the run
+/// are escaped.
 pub fn render(table: &Table) -> String {
     let mut body = Html::default();
     body.raw("<header>\n");

@@ -25,7 +25,7 @@ use crate::render::terminal::Style;
 use crate::render::terminal::page::Page;
 use crate::render::text::{self, WIDTH, plural};
 
-/// Maximum width of the settings beside each row, in characters; wider ones become a list.
+/// Maximum width of the settings in each row, in characters. Wider settings become a list.
 const MOST_SETTINGS: usize = 44;
 /// Maximum number of characters of a ranked setting.
 const MOST_EFFECT: usize = 56;

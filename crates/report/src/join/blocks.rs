@@ -34,7 +34,7 @@ impl HostRq {
     }
 }
 
-/// What the host's block layer did for one request.
+/// The work of the host's block layer for one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Below {
     pub(crate) class: HostClass,
@@ -242,7 +242,7 @@ impl Blocks {
     }
 
     /// Returns the host's requests that touch `ranges` within `from..=to`, and whether the choice
-    /// is ambiguous. Of several requests for the same bytes, the first unclaimed one is returned.
+    /// is ambiguous. If several requests have the same bytes, the first unclaimed one is returned.
     fn overlapping(
         &self,
         class: Class,

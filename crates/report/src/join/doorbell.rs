@@ -1,5 +1,5 @@
-//! What KVM passes between a guest and a disk's server: doorbells to the server, interrupts to
-//! the guest.
+//! Notifications that KVM passes between a guest and a disk's server: doorbells to the server,
+//! interrupts to the guest.
 
 /// A doorbell of the disk that a vCPU wrote.
 #[derive(Clone, Copy, Debug)]

@@ -29,7 +29,8 @@ pub(crate) struct Kvm {
     gsis: Vec<u64>,
     /// Threads that serve the disk.
     servers: Vec<u32>,
-    /// Those of `servers` that take the disk's requests: the I/O threads, else the main loops.
+    /// The threads of `servers` that take the disk's requests: the I/O threads, else the main
+    /// loops.
     takers: Vec<u32>,
     /// vCPUs by thread; if empty, any thread may be a vCPU.
     vcpus: HashMap<u32, u32>,

@@ -22,8 +22,8 @@ pub(crate) struct Rq {
     pub(crate) ambiguous: bool,
 }
 
-/// What a report counts as a request: an operation of the benchmark. Without a benchmark, a unit
-/// is a bio. Without traced bios, a unit is a request of the block layer.
+/// A unit that a report counts as a request: an operation of the benchmark. Without a benchmark, a
+/// unit is a bio. Without traced bios, a unit is a request of the block layer.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) key: Key,
@@ -37,7 +37,7 @@ pub(crate) struct Unit {
     pub(crate) todo: u64,
     /// Number of the unit's requests that are not followed yet.
     pub(crate) open: u32,
-    /// One of the unit's requests could not be followed.
+    /// A request of the unit could not be followed.
     pub(crate) broken: bool,
     pub(crate) ambiguous: bool,
     /// The way of the unit's request that completed last.

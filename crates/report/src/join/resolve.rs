@@ -131,8 +131,8 @@ impl Joiner<'_> {
         way.points.put(Point::Wake, wake);
     }
 
-    /// Returns whether the server polled: its record says so, or it woke before the kick could
-    /// arrive.
+    /// Returns whether the server polled: its record has that flag, or the server woke before the
+    /// kick could arrive.
     fn was_polled(
         &self,
         record: &Record,

@@ -52,7 +52,7 @@ pub(crate) struct Frame {
     pub(crate) interrupt: Option<(i64, Option<u32>)>,
 }
 
-/// What the system calls show of a request.
+/// Times of a request's stages, as the system calls show them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
     /// When the wait returned that the kick ended.

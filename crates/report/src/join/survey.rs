@@ -7,7 +7,7 @@ use fathom_run::{Disk, Kind, Round, Run};
 
 use super::merge::Side;
 
-/// What was watched, as shown by the events themselves.
+/// Facts about a round's streams, as shown by the events themselves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
     guest: Vec<bool>,

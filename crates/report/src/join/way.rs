@@ -55,7 +55,7 @@ impl Key {
     /// Creates a key; `offset` and `length` are in bytes.
     pub(crate) fn new(flags: u64, offset: u64, length: u64) -> Key {
         let class = Class::of(flags, length);
-        // A flush covers the whole disk, whatever its sector is.
+        // A flush covers the whole disk, so its sector has no meaning.
         let offset = if class == Class::Flush { 0 } else { offset };
         Key {
             class,

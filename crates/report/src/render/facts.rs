@@ -160,7 +160,7 @@ pub(super) fn thread(thread: &Thread) -> String {
         (Role::Pool, _) => "thread of the pool".to_owned(),
         (Role::Other, _) => "other thread".to_owned(),
     };
-    // Of a thread that the run does not list, only the ID is known.
+    // If the run does not list the thread, only its ID is known.
     let name = match thread.name.as_str() {
         "" => format!("thread {}", thread.tid),
         name => format!("{name}, thread {}", thread.tid),

@@ -48,8 +48,8 @@ const EVENTS_PER_REQUEST: usize = 100;
 /// Renders the trace of a run directory; the same directory and limits give the same bytes.
 ///
 /// # Errors
-/// Fails when `run.json` cannot be read. A damaged event file is used up to the damage, and the
-/// trace says so.
+/// Fails when `run.json` cannot be read. A damaged event file is used up to the damage, which the
+/// trace reports.
 pub fn render(dir: &Path, limits: &Limits) -> Result<Vec<u8>> {
     let run = Run::load(dir)?;
     let mut trace = Trace::new();

@@ -12,7 +12,8 @@ fn plain(table: &Table) -> String {
     terminal::report(table, Style::default())
 }
 
-/// Writes a run whose experiment shows values of a parameter side by side, with so many vCPUs.
+/// Writes a run whose experiment shows values of a parameter side by side, with this number of
+/// vCPUs.
 fn side_by_side(parameter: &str, vcpus: usize) -> (TempDir, Table) {
     let dir = tempfile::tempdir().unwrap();
     let mut run = run(5);

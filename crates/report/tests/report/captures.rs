@@ -62,7 +62,7 @@ fn the_calls_of_dd_are_counted() {
     assert_eq!((read.post.count, read.post_total), (33, READ_POST));
     assert!((read.time.deviation - READ_DEVIATION).abs() < 0.001);
     assert_eq!(row(&tables[0], "openat").time.count, 35);
-    // 33 reads are enough for a median, but for no other percentile.
+    // 33 reads are enough for a median, and too few for any other percentile.
     assert!(read.time.p50.is_some() && read.time.p90.is_none());
     assert_eq!(tables[0].calls[0].name, "read", "most time first");
 }

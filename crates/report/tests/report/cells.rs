@@ -117,7 +117,7 @@ fn points_have_their_measures_ratios_and_base() {
     assert_eq!(table.axes, ["server", "threads"]);
     assert_eq!(table.parameters, settings(&[("scenario", "random reads")]));
     assert_eq!(table.main.as_deref(), Some("iops"));
-    // The first values of all parameters are the base, whichever cell ran first.
+    // The first values of all parameters are the base, independent of the order in which cells ran.
     assert_eq!(
         table.points[0].settings,
         settings(&[("server", "qemu"), ("threads", "1")])

@@ -1,4 +1,4 @@
-//! Pages of experiments, read in a browser: they show the table's figures, bars are as long as
+//! Pages of experiments, read in a browser: they show the table's figures, lengths of bars match
 //! their figures, and names from a run stay text. The pages have no scripts.
 
 use crate::support::browser::Browser;

@@ -121,7 +121,7 @@ fn what_was_not_traced_is_hatched() {
         format!(".layers {kick} .swatch"),
         format!("#layers-table {kick} .swatch"),
         format!("#layers-table {kick} .bar"),
-        // Of the untraced rounds, only the total is known.
+        // Only the total of the untraced rounds is known.
         "[data-chart=bars] .segment:not([data-key]):only-child".to_owned(),
     ] {
         let image = style(&mut page, &selector, "backgroundImage");

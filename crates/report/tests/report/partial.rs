@@ -61,8 +61,8 @@ fn without_kvms_offset_causality_relates_the_clocks() {
             analysis.problems
         );
         let wrong = wrong(&simulated, &analysis, error + 2, &[]);
-        // At depth 1 no mistake is possible. With more requests in flight, an error as long as an
-        // interrupt's way leaves some requests that either of two handlers could have served.
+        // At depth 1 no mistake is possible. With more requests in flight, an error of the length
+        // of an interrupt's way leaves some requests that either of two handlers could have served.
         let allowed = if depth == 1 {
             0
         } else {

@@ -31,7 +31,7 @@ impl Apart {
     }
 }
 
-/// What happened to a request.
+/// Whether and how the server forwarded a request to the remote host.
 #[derive(Clone, Debug)]
 enum Fate {
     /// The request was sent; the remote points are in times of this host's clock.
@@ -254,7 +254,7 @@ fn what_is_missing_there_is_said() {
     assert_eq!(truth.inconsistent, 1, "{truth:?}");
 }
 
-/// Of two recordings, the time that both watched counts.
+/// The report uses only the time that both recordings watched.
 #[test]
 fn a_recording_that_begins_later_and_ends_earlier_lacks_nothing() {
     let apart = Apart {

@@ -1,4 +1,4 @@
-//! Whatever the files of a run directory contain: the analysis ends, its memory is bounded, and the
+//! Analyses run directories with any contents: the analysis ends, its memory is bounded, and the
 //! times that it reports do not exceed the real time.
 
 use fathom_report::calls::Calls;

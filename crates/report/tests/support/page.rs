@@ -5,7 +5,7 @@ use fathom_report::render::html::render;
 
 use super::browser::Browser;
 
-/// A page in a browser; its file exists as long as this value.
+/// A page in a browser; its file exists until this value is dropped.
 pub struct Page {
     pub browser: Browser,
     _dir: tempfile::TempDir,

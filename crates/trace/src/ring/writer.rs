@@ -250,7 +250,7 @@ impl Mapping {
             spare: Spare::new()?,
         });
         // SAFETY: creates a new mapping at an address of the kernel's choice, of a file that is
-        // long enough. Nothing else refers to the mapping.
+        // long enough. No other code refers to the mapping.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -282,8 +282,8 @@ impl Mapping {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has this many words, is page aligned and lives as long as self. Other
-        // processes may change the words, as atomics allow.
+        // SAFETY: the mapping has this many words, is page aligned and exists until self is
+        // dropped. Other processes may change the words, as atomics allow.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }

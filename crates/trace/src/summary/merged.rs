@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         /// The percentiles of merged disks are those of all their requests, up to the error of
-        /// histograms, whatever the disks' times and clocks.
+        /// histograms, for any times and clocks of the disks.
         #[test]
         fn percentiles_are_those_of_all_requests(
             disks in proptest::collection::vec(

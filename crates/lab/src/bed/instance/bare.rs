@@ -12,8 +12,8 @@ use crate::scratch::Scratch;
 
 /// Descriptor from which the shell reads uploaded data.
 const UPLOAD: i32 = 5;
-/// Script before the agent. It mounts the agent's own /tmp, which may hide the paths of the disk
-/// and the program, and therefore opens both first.
+/// Script that runs before the agent. The agent's own /tmp may hide the paths of the disk and the
+/// program, so the script opens both before it mounts /tmp.
 const OWN_FILES: &str = r#"[ -z "$1" ] || exec 6<"$1"
 [ -z "$2" ] || exec 7<"$2"
 mount -t tmpfs tmp /tmp; export lab_inherited=1"#;
@@ -21,7 +21,7 @@ mount -t tmpfs tmp /tmp; export lab_inherited=1"#;
 const FILE: &str = "/proc/self/fd/6";
 pub const PROGRAM: &str = "/proc/self/fd/7";
 
-/// A shell that runs scripts. It is killed on drop.
+/// A shell that runs scripts, and is killed on drop.
 #[derive(Debug)]
 pub struct Bare {
     // Fields are dropped in order: processes must end before their disk and directory are removed.

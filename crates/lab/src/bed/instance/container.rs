@@ -1,6 +1,6 @@
-//! A container: the lab's small user space in namespaces of this machine's kernel, run by crun. Its
-//! disk is the image's file itself, or a loop device over it. The loop device bypasses this
-//! machine's page cache or uses it.
+//! A container: the lab's small user space in namespaces of this machine's kernel, run by crun. The
+//! container's disk is the image's file itself, or a loop device over it. The loop device bypasses
+//! this machine's page cache or uses it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -50,7 +50,7 @@ pub struct Spec<'a> {
     pub shares_network: bool,
 }
 
-/// A running container. It is killed on drop.
+/// A running container, which is killed on drop.
 #[derive(Debug)]
 pub struct Container {
     // Fields are dropped in order: processes must end before their groups, disk and directory are

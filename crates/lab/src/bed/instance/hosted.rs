@@ -38,8 +38,8 @@ pub struct Hosted {
 
 impl Hosted {
     /// Starts the program in its own process and mount namespaces and waits until its agent
-    /// listens. The program inherits the streams `more` under the given descriptors. Its output is
-    /// the console; its log goes to `dir`.
+    /// listens. The program inherits the streams `more` under the given descriptors. The program's
+    /// output is the console; its log goes to `dir`.
     ///
     /// # Errors
     /// When the caller is not root, or the program does not start; the error has its last messages.

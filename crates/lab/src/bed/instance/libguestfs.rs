@@ -21,7 +21,7 @@ const SCRIPT: &str = include_str!("libguestfs.sh");
 /// Folder of the built appliances.
 const CACHE: &str = "/var/tmp";
 
-/// A running appliance. It is killed on drop.
+/// A running appliance, which is killed on drop.
 #[derive(Debug)]
 pub struct Libguestfs {
     // Fields are dropped in order: processes must end before their directory is removed.

@@ -1,6 +1,6 @@
 //! The lab's small user space (busybox and the agent) with one disk under test, in all its
-//! environments. These are virtual machines, user-mode Linux, containers, this machine itself, and
-//! libguestfs with its own user space. Each kind has one file.
+//! environments. The environments are virtual machines, user-mode Linux, containers, this machine
+//! itself, and libguestfs with its own user space. Each kind has one file.
 
 pub mod bare;
 pub mod container;
@@ -165,7 +165,7 @@ fn is_device(path: &Path) -> bool {
         .is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
-/// A running instance. It is killed on drop.
+/// A running instance, which is killed on drop.
 #[derive(Debug)]
 pub struct Instance {
     body: Body,

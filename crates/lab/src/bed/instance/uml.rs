@@ -1,5 +1,5 @@
-//! User-mode Linux: a kernel that is a process of this machine. Its disk is a `ubd` device, the
-//! agent uses a serial line, and uploaded data are in a file of this machine (hostfs).
+//! User-mode Linux: a kernel that is a process of this machine. The kernel's disk is a `ubd`
+//! device, the agent uses a serial line, and uploaded data are in a file of this machine (hostfs).
 //!
 //! Serial lines carry only short texts: a line whose buffers are full may block forever (Linux
 //! 6.1).
@@ -38,7 +38,7 @@ const REGISTERS: &str = "ptrace set fp regs failed";
 const AMX: &str = "user-mode Linux cannot run here: it knows nothing of the AMX registers that this \
      machine's CPU has, and panics at its first process; leave out --bed uml";
 
-/// A kernel that has booted. It is killed on drop.
+/// A booted kernel, which is killed on drop.
 #[derive(Debug)]
 pub struct Uml {
     // Fields are dropped in order: the kernel must end before its directory is removed.

@@ -2,7 +2,7 @@
 //! Linux with KVM boots on it, and `fathom lab` runs there as on any host.
 //!
 //! Everything in it is real (kernel, KVM, QEMU, tracepoints) except the time: instructions take
-//! tens of times longer, and unevenly so. It verifies methods, not speeds.
+//! tens of times longer, and unevenly so. The KVM host verifies methods, not speeds.
 
 pub(super) mod huge_pages;
 mod image;
@@ -41,7 +41,7 @@ pub struct KvmHost {
     _dir: Scratch,
 }
 
-/// The disks from which a host boots. They are read-only.
+/// The read-only disks from which a host boots.
 struct Disks<'a> {
     root: &'a Path,
     /// Disk with fathom, and with the other files that differ between hosts.
@@ -146,14 +146,15 @@ impl KvmHost {
         disk_image::make_ext4(&scratch, None, disks.scratch_bytes >> 10)?;
         let disk = |id, image: &Path| Disk::qemu(id, QemuDisk::read_only(image));
         let scratch = QemuDisk {
-            // The disk lives as long as the host, so its data need not survive a crash.
+            // The disk is used only until the host ends, so its data need not survive a crash.
             cache: "unsafe".into(),
             read_only: false,
             queues: Some(1),
             ..QemuDisk::read_only(&scratch)
         };
         let mut machine = Machine {
-            // One CPU: with two, the kernel marks the TSC as unstable, and guests in the host die.
+            // A single CPU: with two, the kernel marks the TSC as unstable, and guests in the host
+            // die.
             cpus: 1,
             disks: vec![
                 disk("root", disks.root),
@@ -251,8 +252,8 @@ fn all_modules(accelerator: Accelerator, more: &[&str]) -> Vec<String> {
     all.map(str::to_owned).collect()
 }
 
-/// Builds the second disk, which has the files that differ between hosts: programs, their libraries
-/// and the kernel's modules. It is mounted on /opt.
+/// Builds the second disk, which the host mounts on /opt. The disk has the files that differ
+/// between hosts: programs, their libraries and the kernel's modules.
 fn make_opt(
     fathom: &Path,
     more: &[&Path],

@@ -1,4 +1,4 @@
-//! What the host sees of an instance, and what the instance sees of itself.
+//! Measures how much of an instance the host sees, and how much of itself the instance sees.
 
 use std::fs;
 use std::time::Duration;

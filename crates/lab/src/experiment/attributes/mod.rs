@@ -1,5 +1,5 @@
 //! The table of characteristics of a blog post that compares technologies (Brendan Gregg,
-//! "Virtualization Performance: Zones, KVM, Xen"). Its values are measured if possible.
+//! "Virtualization Performance: Zones, KVM, Xen"). The table's values are measured if possible.
 
 mod cell;
 mod look;

@@ -17,7 +17,7 @@ const STARTING: u32 = 3;
 /// Longer than any measurement.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
-/// A neighbour. It is killed on drop.
+/// A neighbour, which is killed on drop.
 pub struct Neighbour {
     // Fields are dropped in order: the processes before their control group.
     instance: Instance,
@@ -94,7 +94,7 @@ impl Neighbour {
     }
 }
 
-/// Script that starts a busy loop, which runs as long as the instance.
+/// Script that starts a busy loop, which runs until the instance ends.
 pub const SPIN: &str = "(sh -c 'while :; do :; done' >/dev/null 2>&1 &)";
 
 fn load(cell: &Cell) -> FioJob {

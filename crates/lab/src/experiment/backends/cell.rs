@@ -24,7 +24,8 @@ const SHORTEST: f64 = 1.0;
 /// Minimum speed expected of a bed, in bytes and in system calls per second.
 const SLOWEST: u64 = 64 << 10;
 const SLOWEST_CALLS: u64 = 1000;
-/// Free space on the disk in addition to the data: at least so many bytes, or a part of the data.
+/// Free space on the disk in addition to the data: the data divided by `ROOM_PART`, but at least
+/// `ROOM` bytes.
 const ROOM: u64 = 16 << 20;
 const ROOM_PART: u64 = 4;
 /// The data divided by this is the maximum that may be unwritten after fsync, because a file system

@@ -8,7 +8,7 @@ use crate::host;
 use crate::machine::FileSystem;
 use crate::scratch::Scratch;
 
-/// The image of a run's cells. Its blocks are written once; each cell makes a new file system.
+/// The image of a run's cells, whose blocks are written once. Each cell makes a new file system.
 #[derive(Debug)]
 pub struct Image {
     dir: Scratch,

@@ -236,7 +236,7 @@ impl Cell {
         }
     }
 
-    /// Returns the guest's shell script. It prints bonnie++'s line of results.
+    /// Returns the guest's shell script, which prints bonnie++'s line of results.
     fn script(&self, device: &str) -> String {
         format!(
             "mount -t {} {device} /mnt\n\

@@ -1,4 +1,4 @@
-//! One launch: from the start of the VMM until the guest's agent answers, and the shutdown.
+//! A launch: from the start of the VMM until the guest's agent answers, and the shutdown.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ pub(super) struct Launch {
     ready: Instant,
     /// The agent had answered.
     pub(super) answered: Instant,
-    /// The guest was told to power off.
+    /// The lab began to power off the guest.
     asked: Instant,
     off: Instant,
     /// QEMU had ended.

@@ -324,7 +324,7 @@ impl Session for Launching {
             Image::Packed => kernel,
             Image::Elf => kernel.unpacked(&dir.path().join("vmlinux"))?,
         });
-        // One server for all launches of the cell, so that its start is not measured.
+        // A single server for all launches of the cell, so that its start is not measured.
         let mut server = None;
         if let Some(kind) = &cell.disk {
             let path = dir.path().join("disk.img");

@@ -119,7 +119,8 @@ impl Cell {
 }
 
 impl Bench {
-    /// The disk, without its image. It has one queue, as guests had in 2010.
+    /// Returns the disk's specification without the image. The disk has one queue, as disks had in
+    /// 2010.
     pub fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,

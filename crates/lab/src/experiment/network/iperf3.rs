@@ -11,7 +11,7 @@ use crate::words::words;
 const PORT: u16 = 5201;
 
 words! {
-    /// What iperf3 sends.
+    /// Kind of traffic that iperf3 sends.
     pub enum Test {
         /// TCP, as much as possible, in writes of 128 KiB.
         Throughput = "throughput",

@@ -15,7 +15,7 @@ use crate::host;
 /// The network namespace of the current thread.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// A network namespace. It has a loopback device, and the devices that are added.
+/// A network namespace with a loopback device, and the devices that are added.
 #[derive(Debug)]
 pub struct Namespace(File);
 

@@ -1,4 +1,4 @@
-//! One of the two connected sides: runs scripts in a namespace of this machine, in a container, or
+//! Runs scripts on each of two connected sides: in a namespace of this machine, in a container, or
 //! in a guest.
 
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub struct Pair {
     _bridge: Bridge,
 }
 
-/// A side. It is killed on drop. Its network exists as long as the side.
+/// A side, which is killed on drop. The side's network exists until then.
 pub enum Side {
     Bare(Bare),
     Container(Container),

@@ -14,9 +14,9 @@ words! {
     pub enum Disks {
         /// No disks.
         None = "none",
-        /// One Fathom server for all disks.
+        /// A single Fathom server for all disks.
         Fathom = "fathom",
-        /// One Fathom server for each disk.
+        /// A Fathom server for each disk.
         FathomEach = "fathom-each",
         /// The QEMU of each appliance.
         Qemu = "qemu",

@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn efficiency_is_one_where_each_has_a_cpu_of_its_own_or_all_share_them_well() {
-        // One takes 3 s. On two CPUs, two take 3 s, and eight take 12 s.
+        // A single appliance takes 3 s. On two CPUs, two take 3 s, and eight take 12 s.
         assert_eq!(efficiency(3.0, 3.0, 1, 2), 1.0);
         assert_eq!(efficiency(3.0, 3.0, 2, 2), 1.0);
         assert_eq!(efficiency(3.0, 12.0, 8, 2), 1.0);

@@ -83,7 +83,7 @@ fn read(folder: &Path, name: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// Stand-ins for the kernel's files. Nothing counts passes there.
+    /// Creates stand-ins for the kernel's files, in which the number of passes never increases.
     fn files(run: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();

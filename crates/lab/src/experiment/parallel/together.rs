@@ -85,7 +85,7 @@ pub fn run(machines: &[Machine], life: &Life, at_barrier: impl FnOnce(&[u32])) -
     outcome
 }
 
-/// Runs one appliance. QEMU lives only as long as the thread that has started it.
+/// Runs one appliance. QEMU is killed when the thread that has started it ends.
 fn live(
     machine: &Machine,
     life: &Life,

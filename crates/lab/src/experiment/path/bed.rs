@@ -19,13 +19,13 @@ use crate::work::{AROUND_FIO, Shape, Worked, fio_script};
 use super::trace::READ;
 
 const SHORT: Duration = Duration::from_secs(60);
-/// One request at a time.
+/// A single request in flight.
 const ONE: Shape = Shape {
     threads: 1,
     depth: 1,
 };
 
-/// A bed. It is killed on drop.
+/// A bed, which is killed on drop.
 pub enum Bed {
     Bare(Bare),
     Container(Container),

@@ -68,8 +68,8 @@ impl Recorder {
         })
     }
 
-    /// Stops both sides. Nothing is printed before both have stopped, because printing is work,
-    /// too.
+    /// Stops both sides. No recording is printed before both have stopped, because printing is
+    /// work, too.
     ///
     /// # Errors
     /// If perf does not end in time.

@@ -50,8 +50,9 @@ const PERF: &str = "perf";
 #[derive(Debug)]
 pub struct Watch {
     pub of: Of,
-    /// Processes that carry requests, each with a prefix for the names of its threads. Their
-    /// descendants belong to them, too. Threads of the kernel may carry requests of any process.
+    /// Processes that carry requests, each with a prefix for the names of its threads. Descendants
+    /// of these processes carry requests, too. Threads of the kernel may carry requests of any
+    /// process.
     pub carriers: Vec<(u32, &'static str)>,
     /// The only device that is followed, as in events (`254,0`). `None`: all devices.
     pub device: Option<String>,

@@ -47,8 +47,8 @@ impl Recorder {
         }
     }
 
-    /// Stops both sides. Nothing is printed before both have stopped, because printing is work,
-    /// too.
+    /// Stops both sides. No recording is printed before both have stopped, because printing is
+    /// work, too.
     pub fn stop(self, bed: &mut GuestBed) -> Recorder {
         let guest = &mut bed.guest;
         Recorder {

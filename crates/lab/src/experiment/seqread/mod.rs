@@ -1,4 +1,4 @@
-//! Sequential O_DIRECT reads in the guest, one request at a time. Nothing overlaps, so that the
+//! Sequential O_DIRECT reads in the guest, one request at a time. No requests overlap, so that the
 //! results show the cost of every layer.
 
 use std::path::{Path, PathBuf};
@@ -159,7 +159,7 @@ impl Session for Reading {
     }
 }
 
-/// One thread with one request in flight.
+/// A single thread with one request in flight.
 const ONE: Shape = Shape {
     threads: 1,
     depth: 1,

@@ -38,7 +38,8 @@ pub struct Cell {
     msize: u64,
 }
 
-/// Free space on the disk in addition to its data: at least so many bytes, or a part of the data.
+/// Free space on the disk in addition to its data: the data divided by `ROOM_PART`, but at least
+/// `ROOM` bytes.
 const ROOM: u64 = 256 << 20;
 const ROOM_PART: u64 = 4;
 /// Space on a disk for a small file and its metadata.

@@ -142,7 +142,7 @@ impl Load {
             Error::Protocol(format!("`fathom guest names` printed no report: {error}"))
         })?;
         let mut worked = Worked::of_files(&report);
-        worked.measures.retain(|one| one.name != "throughput"); // of names there is none
+        worked.measures.retain(|one| one.name != "throughput"); // operations on names have no throughput
         Ok(worked)
     }
 

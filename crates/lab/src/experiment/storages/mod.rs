@@ -1,6 +1,6 @@
-//! One job on several storages, on the host and in a guest: shows the effect of a file system, a
-//! network and virtualisation. The job is from a blog post about a cluster of virtual machines
-//! (Richard W.M. Jones, "Cluster performance: baseline testing").
+//! Runs one job on several storages, on the host and in a guest. The results show the effect of a
+//! file system, a network and virtualisation. The job is from a blog post about a cluster of
+//! virtual machines (Richard W.M. Jones, "Cluster performance: baseline testing").
 
 mod fio;
 

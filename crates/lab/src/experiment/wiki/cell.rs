@@ -131,8 +131,8 @@ enum Step {
 
 /// Returns the steps: pairs of a traced and an untraced round, and the host's rounds in between.
 ///
-/// The pairs show the cost of tracing. Their order alternates, so that a drift does not look like
-/// that cost.
+/// The pairs show the cost of tracing. The order within the pairs alternates, so that a drift does
+/// not look like that cost.
 fn steps(options: &Options) -> Vec<Step> {
     let guest = |name: String, watch| Step::Guest(Plan { name, watch });
     let mut steps = Vec::new();
@@ -221,7 +221,7 @@ fn describe(bed: &mut Bed, run: &mut Run) -> Result<()> {
         extents: found.located.extents.clone(),
         ..found.disk.clone()
     };
-    // What the guest has reported about the disk is kept.
+    // Values that the guest has reported about the disk are kept.
     if let Some(known) = run.disk() {
         disk.guest_dev = known.guest_dev;
         disk.guest_name.clone_from(&known.guest_name);

@@ -1,4 +1,4 @@
-//! One round: the same work each time, traced in one way.
+//! A round: the same work each time, traced in one way.
 
 use fathom_units::cause;
 use std::fs;
@@ -24,7 +24,7 @@ use crate::tracers::{self, Collected, Collector, Tracefs, io_calls, kvm, symbols
 use crate::work::Worked;
 use crate::workload::Limit;
 
-/// What is traced.
+/// The subject of a round's trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
     /// Nothing: a control round.
@@ -155,7 +155,7 @@ fn worked(text: &str, options: &Options) -> Result<Worked> {
     })
 }
 
-/// Returns the collector of QEMU's own events. It writes a log into the round's folder.
+/// Returns the collector of QEMU's own events, which writes a log into the round's folder.
 fn qemu(
     bed: &Bed,
     options: &Options,
@@ -208,7 +208,7 @@ fn tell_roles(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the command for the guest. Its arguments are numbers and a device, and need no quoting.
+/// Returns the command for the guest. The arguments are numbers and a device, and need no quoting.
 fn guest_command(options: &Options, device: &str, traced: bool) -> String {
     let mut command = format!(
         "fathom guest run --record={RECORD} --rw={} --bs={} --iodepth={}",

@@ -25,10 +25,11 @@ pub use api::{Api, Info};
 /// Name of the event file and of the collector in a round's list.
 pub const NAME: &str = "fathom";
 
-/// Interval between two reads of the ring. One worker at a million requests per second fills its
+/// Interval between two reads of the ring. A worker at a million requests per second fills its
 /// 32768 records in 32 ms.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Folder of the trace ring. It is in memory, so its writes do not disturb the measured disk.
+/// Folder of the trace ring. The folder is in memory, so writes to the ring do not disturb the
+/// measured disk.
 const SCRATCH: &str = "/dev/shm";
 
 /// A running recording of a server's trace.

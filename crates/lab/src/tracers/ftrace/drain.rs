@@ -100,7 +100,7 @@ impl Drain {
         let stopped = Arc::clone(&stop);
         let body = move || {
             loop {
-                // One more read follows after the stop request.
+                // The buffers are read once more after the stop request.
                 let last = stopped.load(Ordering::Acquire);
                 match buffers.read()? {
                     None => return Ok(buffers),

@@ -4,7 +4,7 @@
 /// How a field's bytes are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// One number, or bytes at a fixed offset.
+    /// A single number, or bytes at a fixed offset.
     Plain,
     /// `__data_loc`: a u32 with the offset from the record's start (low half) and the length (high
     /// half).

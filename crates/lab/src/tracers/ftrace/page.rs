@@ -21,7 +21,7 @@ const DELTA_BITS: u32 = 27;
 /// Bits of an absolute time. The higher bits are those of the previous time.
 const STAMP_BITS: u32 = 59;
 
-/// One record: its time, and the data that the event's format describes.
+/// A record: its time, and the data that the event's format describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     /// Time in ticks of the instance's trace clock.
@@ -103,7 +103,8 @@ impl<'a> Page<'a> {
             match kind {
                 PADDING if delta == 0 => break,
                 PADDING => {
-                    // A discarded event. Its delta still counts for the events that follow.
+                    // The event was discarded, but its delta still counts for the events that
+                    // follow.
                     let length = self.word()?;
                     self.take((length as usize).checked_sub(4)?)?;
                     self.advance(delta);

@@ -118,7 +118,8 @@ pub struct Written {
     pub missed: u64,
     /// Number of pages that ended within a record.
     pub damaged: u64,
-    /// Number of events older than their predecessor on the same CPU. They have been sorted.
+    /// Number of events older than their predecessor on the same CPU. The written events are
+    /// sorted.
     pub disorder: u64,
 }
 
@@ -150,8 +151,8 @@ pub fn write(
     // The first writer must be dropped before the file is recreated, or it would flush into the new
     // file.
     drop(sink);
-    // Caused by a clock that stepped back, or by damage. This is rare, so sorting in memory is
-    // acceptable.
+    // A clock that stepped back, or damage, has caused the disorder. Both are rare, so sorting in
+    // memory is acceptable.
     let mut events = Vec::new();
     for cpu in cpus {
         events.extend(cpu.events(plan, layout));
@@ -211,7 +212,7 @@ fn merge(
     Ok(written)
 }
 
-/// Writer of an event file. It appends a [`Kind::Lost`] event for the events missing at the end.
+/// Writes an event file, and appends a [`Kind::Lost`] event for the events missing at the end.
 struct Sink<'a> {
     writer: StreamWriter,
     what: &'a Selection,

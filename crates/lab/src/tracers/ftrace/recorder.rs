@@ -25,7 +25,7 @@ pub enum Mode {
     Live { kib_per_cpu: u32 },
 }
 
-/// The side of the machine that is recorded. It determines the name of the clock.
+/// The side of the machine that is recorded. The side determines the name of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Host,
@@ -231,8 +231,8 @@ impl Recorder {
         self.instance.on()
     }
 
-    /// Stops tracing and nothing else. This is quick, so that the windows of several recordings end
-    /// together.
+    /// Stops tracing and nothing else. The call is quick, so that the windows of several recordings
+    /// end together.
     ///
     /// # Errors
     /// When the kernel rejects it.

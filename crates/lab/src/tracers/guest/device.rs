@@ -18,12 +18,12 @@ pub struct GuestDisk {
     pub dev: u64,
     /// Name of the virtio device, such as `virtio3`.
     pub virtio: String,
-    /// Serial number that the host has assigned; empty if there is none.
+    /// Serial number, which is empty if the host has not assigned one.
     pub serial: String,
     /// Interrupts by queue, or one interrupt if all queues share it.
     pub irqs: Vec<u64>,
-    /// Kernel addresses of the virtqueues. They are sorted by queue if each has its own interrupt.
-    /// With a shared interrupt they are in order of appearance or, if another device shares it, by
+    /// Kernel addresses of the virtqueues, sorted by queue if each has its own interrupt. With a
+    /// shared interrupt they are in order of appearance or, if another device shares it, by
     /// address.
     pub vqs: Vec<u64>,
     /// Whether the interrupt line may be shared with other devices.
@@ -83,8 +83,8 @@ pub(crate) fn parse_dev(text: &str) -> Option<u64> {
 }
 
 /// Returns the interrupts of a device's queues from /proc/interrupts, and whether other devices may
-/// share them. They are named `virtio3-req.0` for a queue, `virtio3-virtqueues` for all queues, or
-/// like the device.
+/// share them. The interrupts are named `virtio3-req.0` for a queue, `virtio3-virtqueues` for all
+/// queues, or like the device.
 fn irqs_of(interrupts: &str, virtio: &str) -> (Vec<u64>, bool) {
     let mut queues: Vec<(u64, u64)> = Vec::new();
     let mut shares = false;
@@ -111,8 +111,8 @@ fn irqs_of(interrupts: &str, virtio: &str) -> (Vec<u64>, bool) {
     (queues.into_iter().map(|(_, irq)| irq).collect(), shares)
 }
 
-/// Assigns the virtqueues in the recorded events to the disks. They are identified by their
-/// interrupts, or for shared interrupts by the notification that follows a disk's requests.
+/// Assigns the virtqueues in the recorded events to the disks. A virtqueue is identified by its
+/// interrupt or, if the interrupt is shared, by the notification that follows a disk's requests.
 pub(super) fn learn_queues(events: Stream, disks: &mut [GuestDisk]) -> Result<()> {
     let mut seen = Seen::default();
     for event in events {

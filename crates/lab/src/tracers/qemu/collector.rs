@@ -73,8 +73,8 @@ impl Collector {
         })
     }
 
-    /// Creates a collector for the lock events alone. They are so many that every step takes
-    /// several times as long.
+    /// Creates a collector for the lock events alone. QEMU takes locks so often that these events
+    /// make every step several times as long.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -107,7 +107,7 @@ impl Collector {
         &self.events
     }
 
-    /// Returns the arguments for QEMU's command line. They do not enable any event.
+    /// Returns the arguments for QEMU's command line, which do not enable any event.
     pub fn arguments(&self) -> Vec<String> {
         let log = self.log.to_string_lossy().into_owned();
         ["-msg", "timestamp=on", "-D", &log]

@@ -5,8 +5,8 @@ use std::collections::BinaryHeap;
 
 use fathom_run::Event;
 
-/// Number of events that wait for older ones. They need about 8 MiB, and exceed the events that
-/// other threads can write while one thread is delayed.
+/// Number of events that wait for older ones. The waiting events need about 8 MiB. Other threads
+/// write fewer events than these while one thread is delayed.
 const WINDOW: usize = 1 << 16;
 
 /// A sorting window over a nearly ordered sequence of events.

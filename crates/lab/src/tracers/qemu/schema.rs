@@ -45,7 +45,7 @@ impl Schema {
     /// Parses the text of such a file. The error names the wrong line.
     ///
     /// # Errors
-    /// When a line is not an event, or there are none.
+    /// When a line is not an event, or the text has no events.
     pub fn parse(text: &str) -> std::result::Result<Schema, String> {
         let mut schema = Schema::default();
         for (number, line) in text.lines().enumerate() {

@@ -1,4 +1,4 @@
-//! The string table of a stream: names of events and of source files. Its size is limited.
+//! The string table of a stream: names of events and of source files. The table's size is limited.
 
 use std::collections::HashMap;
 

@@ -21,9 +21,9 @@ use module::Module;
 /// Name of the stream.
 pub const NAME: &str = "symbols";
 
-/// Maximum number of addresses per process. It exceeds the number of locks in a report.
+/// Maximum number of addresses per process, more than the number of locks in a report.
 const MAX_ADDRESSES: usize = 1 << 14;
-/// System calls futex and futex_wait on x86-64. Their first argument is an address.
+/// System calls futex and futex_wait on x86-64, whose first argument is an address.
 const FUTEXES: [u64; 2] = [202, 455];
 
 /// Names the futexes in a round's streams of system calls and writes them to `symbols.events`.

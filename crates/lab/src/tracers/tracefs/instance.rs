@@ -227,7 +227,7 @@ impl Instance {
     /// When the kernel rejects it.
     pub fn only_threads(&self, tids: &[u32]) -> Result<()> {
         self.set_option("event-fork", true)?;
-        // One thread id per write, because a list longer than a page would be cut.
+        // Each write has one thread id, because a list longer than a page would be cut.
         for tid in tids {
             self.put("set_event_pid", &format!("{tid}\n"))?;
         }

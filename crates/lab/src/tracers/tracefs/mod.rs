@@ -88,8 +88,8 @@ impl Drop for Mount {
 }
 
 impl Tracefs {
-    /// Finds the file system, or mounts it. The mount lasts as long as any process has such a value
-    /// or an instance of it. Also removes the instances and probes of killed runs.
+    /// Finds the file system, or mounts it. A mount by the lab stays until no process has such a
+    /// value or an instance of it. Also removes the instances and probes of killed runs.
     ///
     /// # Errors
     /// One line that names the obstacle: no root rights, no such file system, or a locked-down

@@ -72,7 +72,7 @@ const BEFORE: &str = "<!doctype html><meta charset=\"utf-8\">\
     }</style>\
     <script>history.replaceState = function () {};</script>";
 
-/// Returns lines of stack and count that the parser accepts, whatever the names contain.
+/// Returns lines of stack and count that the parser accepts, for any names.
 fn lines(folded: &Folded) -> Vec<String> {
     let line = |(mut stack, count): (Vec<&str>, u64)| {
         let innermost = stack.pop().unwrap_or_default();

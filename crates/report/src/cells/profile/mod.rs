@@ -1,5 +1,5 @@
-//! CPU profiles of cells whose CPUs were sampled: the cells' folders hold folded stacks, whichever
-//! experiment wrote them.
+//! CPU profiles of cells whose CPUs were sampled, by any experiment. The cells' folders hold folded
+//! stacks.
 
 mod flame;
 pub(super) mod html;

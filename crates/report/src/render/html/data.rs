@@ -194,9 +194,9 @@ fn run_data((number, (name, run)): (usize, &Named)) -> RunData<'_> {
     }
 }
 
-/// Returns the bars of a run: the wiki's two diagrams in one. They show the guest's time in layers,
-/// from both kinds of arithmetic, and the time of the host alone for the same call. The slowest
-/// requests take so much longer that their bars are compared by shares.
+/// Returns the bars of a run: the wiki's two diagrams in one. The bars show the guest's time in
+/// layers, from both kinds of arithmetic, and the time of the host alone for the same call. Bars of
+/// the slowest requests would be much longer, and are therefore compared by shares.
 fn bars(run: &Analysis) -> Bars {
     let exact = run.exact.as_ref().filter(|exact| exact.total.count > 0);
     let mean = |exact: &Exact| {

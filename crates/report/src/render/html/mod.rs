@@ -49,8 +49,7 @@ const SCRIPTS: &[&str] = &[
 
 /// Renders the page of one run, or of several: a comparison, then each of the runs.
 ///
-/// The same runs give the same bytes. Text of a run (names, titles, problems) is escaped, whatever
-/// it contains.
+/// The same runs give the same bytes. All text of a run (names, titles, problems) is escaped.
 pub fn render(runs: &[(String, Analysis)]) -> String {
     render_and(runs, |_| ())
 }

@@ -1,4 +1,4 @@
-//! What threads did: their time lines, system calls, waits for locks, and QEMU's own steps.
+//! Sections about threads: their time lines, system calls, waits for locks, and QEMU's own steps.
 
 use super::layers::Place;
 use super::markup::{Cell, Html, Table, numbers, rows};

@@ -60,7 +60,7 @@ pub(super) fn plural(count: u64, one: &str) -> String {
     format!("{} {one}{s}", grouped(count))
 }
 
-/// Describes a thread beside a time line or in a row.
+/// Describes a thread next to a time line or in a row.
 pub(super) fn thread_short(thread: &Thread) -> String {
     format!("{} {}", thread.name, thread.tid)
 }

@@ -1,4 +1,5 @@
-//! Lanes: requests that overlap are beside each other, each on the same lane of all sides.
+//! Lanes: requests that overlap are on different lanes, and each request is on the same lane of all
+//! sides.
 
 use super::requests;
 use super::trace::{Trace, Track};

@@ -25,8 +25,8 @@ fn side(layer: Layer) -> Side {
 /// Draws a request, and returns the end of its last slice.
 ///
 /// Effects that were seen before their causes would give slices of negative length, or slices that
-/// do not nest. So a slice never begins before the previous one on its track has ended. A slice
-/// that would end before it begins becomes an instant with its negative length.
+/// do not nest. Therefore a slice never begins before the previous one on its track has ended. A
+/// slice that would end before it begins becomes an instant with its negative length.
 pub(super) fn draw(trace: &mut Trace, lane: &mut Lane, way: &Way, id: u64, round: &str) -> i64 {
     let (start, total) = way.extent();
     let guest = lane.tracks[Side::Guest as usize];

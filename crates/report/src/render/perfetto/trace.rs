@@ -53,7 +53,7 @@ const NEEDS_STATE: u64 = 2;
 const ORDERED_BY_RANK: u64 = 3;
 const SEQUENCE: u64 = 1;
 
-/// What a track shows.
+/// A track, by its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Track<'a> {
     /// A top-level track.

@@ -7,7 +7,7 @@ use crate::render::comparison::{self, letter};
 use crate::render::facts;
 use crate::render::text::{Table, micros, plain};
 
-/// Number of runs beside the base that fit the width; further runs start another table.
+/// Number of runs next to the base that fit the width; further runs start another table.
 const BESIDE: usize = 2;
 
 /// Compares runs, each with the user's name for it (its directory).

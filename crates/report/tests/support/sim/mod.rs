@@ -1,7 +1,7 @@
 //! Simulates guests, queues and a server, event by event, and records the truth about each request.
 //!
-//! The simulation is independent of the join. It moves requests through rings, doorbells, eventfds,
-//! interrupts and handlers as a guest's driver, KVM and a server would.
+//! The simulation is independent of the join. Simulated requests move through rings, doorbells,
+//! eventfds, interrupts and handlers as a guest's driver, KVM and a server would.
 
 mod guest_side;
 mod server_side;
@@ -64,15 +64,15 @@ pub struct Plan {
     pub random: bool,
     /// Number of places of 4 KiB on the disk; few places make requests with equal keys.
     pub places: u64,
-    /// Of 100 requests, the number of flushes, discards, writes, host splits, host merges (of
-    /// neighbours) and page cache hits.
+    /// Number of flushes, discards, writes, host splits, host merges (of neighbours) and page cache
+    /// hits per 100 requests.
     pub flushes: u64,
     pub discards: u64,
     pub writes: u64,
     pub splits: u64,
     pub merges: u64,
     pub cached: u64,
-    /// Of 100 operations, the number that the guest splits into two requests.
+    /// Number of operations per 100 that the guest splits into two requests.
     pub large: u64,
 }
 
@@ -125,7 +125,7 @@ pub struct Streams {
     pub calls: Vec<Event>,
 }
 
-/// One request in the ring.
+/// A request in the ring.
 #[derive(Clone, Debug)]
 struct Rq {
     op: usize,

@@ -116,7 +116,7 @@ fn what_happens_is_counted_from_the_first_request_to_the_last() {
         // count.
         event(0, 1.3, wakeup).replace("CPU 0/TCG", "perf"),
         event(495, 1.3, call).replace("CPU 0/TCG", "perf"),
-        // Of other processes.
+        // Events of other processes do not count.
         event(700, 1.3, call),
         event(700, 1.3, switch),
         event(495, 1.3, &wakeup.replace("496", "701")),

@@ -16,7 +16,7 @@ pub(super) enum Expr {
         shift: u32,
         words: Vec<(u64, String)>,
     },
-    /// One of two expressions, depending on whether a field has this value.
+    /// A choice between two expressions, depending on whether a field has this value.
     Choice {
         field: String,
         value: u64,
