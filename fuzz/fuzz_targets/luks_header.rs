@@ -31,7 +31,7 @@ fn read(bytes: &[u8]) {
 fuzz_target!(|data: &[u8]| {
     read(data);
     for good in &*GOOD {
-        // All that is read of it, and as long as it has to be.
+        // The copy keeps the length of a good header, and changes in its first 8 KiB.
         let mut changed = good.clone();
         for change in data.chunks_exact(3) {
             let at = usize::from(u16::from_le_bytes([change[0], change[1]])) % 8192;

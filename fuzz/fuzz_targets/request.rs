@@ -1,4 +1,4 @@
-//! One virtio-blk request of any shape.
+//! A virtio-blk request of any shape.
 #![no_main]
 
 use fathom_virtio::testing::fuzz;

@@ -1,4 +1,4 @@
-//! What can be done to disks.
+//! Routes of the API that show and change disks.
 
 use crate::handle::ServerHandle;
 use crate::problem::Problem;

@@ -1,4 +1,4 @@
-//! What is done with disks beside their users.
+//! Routes of the API that show, change and end jobs.
 
 use crate::handle::ServerHandle;
 use crate::problem::Problem;

@@ -1,7 +1,7 @@
 //! The API of a server: HTTP/1.1 and JSON on a Unix socket, which `/openapi.json` describes.
 //!
-//! The API has a thread and an asynchronous runtime of its own. It passes requests to a [`Server`], and never touches
-//! a disk itself.
+//! The API has a thread and an asynchronous runtime of its own. This thread passes requests to a [`Server`], and never
+//! touches a disk itself.
 //!
 //! - `sockets` has the sockets at which clients connect, `entry` the directory in which they find servers;
 //! - `clients` limits connections, `connection` serves one, `rights` says what its client may do;

@@ -15,7 +15,7 @@ pub const LISTED: &str = "/openapi.json lists all";
 
 /// Maximum length of a request's body, in bytes.
 const MAX_BODY: usize = 64 << 10;
-/// Maximum length of a body that is received, in bytes. What exceeds [`MAX_BODY`] is received and dropped.
+/// Maximum length of a body that is received, in bytes. The part of a body beyond [`MAX_BODY`] is received and dropped.
 const MAX_RECEIVED: usize = 1 << 20;
 /// Time within which a client must send the whole body.
 const BODY: Duration = Duration::from_secs(10);

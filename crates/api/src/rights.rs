@@ -1,4 +1,4 @@
-//! What a client may do, by its user and groups, which the kernel knows.
+//! Determines the rights of a client by its user and groups, which the kernel reports.
 
 use fathom_spec::Group;
 use rustix::process::geteuid;
@@ -16,7 +16,7 @@ pub struct Groups {
     pub read: Option<u32>,
 }
 
-/// What a client may do.
+/// Rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
     All,
@@ -39,7 +39,7 @@ impl Groups {
         if peer.uid() == 0 || peer.uid() == geteuid().as_raw() {
             return Ok(Rights::All);
         }
-        // SAFETY: the socket is open for as long as `client` is borrowed.
+        // SAFETY: the socket stays open while `client` is borrowed.
         let socket = unsafe { BorrowedFd::borrow_raw(client.as_raw_fd()) };
         let mut groups = more_groups(socket)?;
         groups.push(peer.gid());

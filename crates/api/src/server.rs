@@ -1,4 +1,4 @@
-//! What concerns all disks.
+//! Routes of the API that concern the whole server.
 
 use crate::handle::ServerHandle;
 use crate::problem::Problem;

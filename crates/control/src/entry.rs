@@ -40,7 +40,7 @@ pub enum Presence {
     Served,
     /// The disk could not be opened.
     Failed {
-        /// One line for the user.
+        /// Error message for the user, in one line.
         problem: String,
         /// Number of failed attempts. The server retries, unless `is_final`.
         attempts: u32,

@@ -8,7 +8,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestError {
     pub kind: ErrorKind,
-    /// One line for the user that says how to proceed.
+    /// Message for the user, in one line, that says how to proceed.
     pub text: String,
 }
 

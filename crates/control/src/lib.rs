@@ -2,8 +2,8 @@
 //! and what each disk is after a restart. docs/configuration.md has the rules.
 //!
 //! [`Registry`] is a state machine. [`Registry::take`] processes one event, which is a request or
-//! the end of an operation, and returns the operations to start next. It uses no threads, clocks
-//! or files, so that a test can explore every order of events (`tests/model`).
+//! the end of an operation, and returns the operations to start next. The registry uses no threads,
+//! clocks or files, so that a test can explore every order of events (`tests/model`).
 
 mod condition;
 mod definition;

@@ -59,7 +59,7 @@ pub enum Request {
     },
 }
 
-/// What a removal does to a disk's definition.
+/// Effect of a removal on a disk's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Removal {
     /// Removes the file of a persistent disk. A static disk is removed until the server restarts.

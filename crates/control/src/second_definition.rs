@@ -10,7 +10,8 @@ pub enum SecondDefinition {
     None,
     /// The file names the same data and is ignored, with a warning.
     SameData(String),
-    /// It is unknown which of the two has the disk's data, which is an error.
+    /// The file names other data or cannot be read, which is an error, since either definition may
+    /// be newer.
     OtherData(String),
 }
 
@@ -49,8 +50,8 @@ impl SecondDefinition {
 
 /// Omits the disks whose data a file in `disks_dir` defines differently.
 ///
-/// It is unknown which of the two definitions is newer, and writing to the older image may destroy
-/// the newer one.
+/// The server cannot know which definition is newer, and writing to the older image may destroy the
+/// newer image.
 pub fn without_conflicts<'a>(
     declared: impl IntoIterator<Item = &'a DiskSpec>,
     found: &Found,

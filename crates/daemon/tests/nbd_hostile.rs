@@ -228,7 +228,7 @@ fn who_vanishes_leaves_nothing_behind() {
         assert!(!served.has_ended(), "the disk still has its requests");
         held.release();
         assert_eq!(served.end(), Ending::Vanished { unanswered: 20 });
-        // What it had sent was done all the same.
+        // The server has nevertheless executed the commands that the client had sent.
         assert!(held.bytes.lock()[..40960].iter().all(|b| *b == 1));
     });
 }

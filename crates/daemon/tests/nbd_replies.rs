@@ -30,7 +30,7 @@ fn still_works(client: &mut Client) {
     assert_eq!(client.read(8192, 4096), data);
 }
 
-/// Sends a write but for its last byte. The server, which has had time to receive that, must not have replied.
+/// Sends a write without its last byte. The server has time to receive these bytes, and must not have replied.
 fn send_incomplete(
     client: &mut Client,
     other: &mut Client,

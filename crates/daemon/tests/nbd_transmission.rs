@@ -67,7 +67,7 @@ fn what_is_written_is_read() {
     });
 }
 
-/// What the code under test must not have broken.
+/// Checks that the connection still writes and reads data.
 fn still_works(client: &mut Client) {
     let data = pattern(99, 4096);
     assert_eq!(client.write(8192, &data).error, 0);
@@ -95,7 +95,7 @@ fn every_command_does_what_it_says() {
         let rest = &data[2 * MIB as usize + 512..];
         assert!(client.read(2 * MIB + 512, rest.len()) == rest);
         ok(client.call(command::CACHE, 0, 512, 5 * MIB));
-        // Nothing is done of nothing.
+        // Commands of length 0 succeed and change no data.
         for command in [command::TRIM, command::WRITE_ZEROES, command::CACHE] {
             ok(client.call(command, 0, 512, 0));
         }
@@ -116,7 +116,8 @@ fn the_disk_is_told_what_must_be_durable_and_what_must_not_be_a_hole() {
             let (_served, mut client) = Setup::with(replies).serve(&disk, &worker);
             for flags in [0, FUA] {
                 let durable = flags == FUA || !write_cache;
-                // One that is used where it was received, and one in pieces.
+                // The small payload is used where it was received, and the large payload is split
+                // into pieces.
                 for len in [512, 1 << 20] {
                     let cookie = client.send_write(flags, 0, &vec![1; len]);
                     assert_eq!(client.reply_to(cookie).error, 0);
@@ -251,7 +252,7 @@ fn too_large_payloads_are_dropped_or_end_the_connection() {
         assert_eq!(client.reply_to(cookie).error, 22);
         assert!(client.read(0, 4096).iter().all(|b| *b == 0));
         still_works(&mut client);
-        // Only extended headers have room for lengths that nobody would wait for.
+        // Only extended headers have room for lengths that are too large to receive and drop.
         if replies == Replies::Extended {
             let (_, header) = client.header(command::WRITE, 0, 0, 1 << 40);
             client.stream.write_all(&header).expect("sent");
@@ -419,10 +420,10 @@ enum Step {
     },
 }
 
-/// What is to be read, and where, or nothing.
+/// Offset and data of the expected reply to a read. `None`: the reply has no data.
 type Answer = Option<(u64, Vec<u8>)>;
 
-/// Of the part of the disk that steps touch.
+/// Number of sectors of the part of the disk that steps touch.
 const SECTORS: u64 = 2048;
 
 fn step() -> impl Strategy<Value = Step> {
@@ -459,7 +460,7 @@ proptest! {
         let mut stream = Vec::new();
         let mut expected: Vec<(u64, Answer)> = Vec::new();
         for (n, step) in steps.iter().enumerate() {
-            // A memory disk does one after the other. (What follows a longer
+            // A memory disk executes one request after the other. (Requests that follow a longer
             // read may overtake it.)
             match *step {
                 Step::Write { sector, sectors } => {

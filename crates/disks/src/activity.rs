@@ -1,4 +1,4 @@
-//! The activities of disks beside serving: one phase for each name.
+//! The activities of disks besides serving: one phase for each name.
 
 use super::changes::{Next, Over};
 use super::freeze::Waiting;

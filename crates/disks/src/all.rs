@@ -53,7 +53,7 @@ const MAX_LEFT: usize = 32;
 /// The disks, in the order in which they were added, and the server of their NBD clients.
 pub struct Objects {
     disks: Vec<Served>,
-    /// Activities of the disks beside serving.
+    /// Activities of the disks besides serving.
     activities: Activities,
     /// Disks that are removed as soon as they are not in use.
     leaving: Vec<Leaving>,

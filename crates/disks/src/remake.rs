@@ -331,7 +331,7 @@ impl Remake {
                 marks.take_back();
                 Err("the definition with the other image could not be stored".into())
             }
-            // The process is about to end. Its successor has the stored definition.
+            // The process is about to end, and its successor has the stored definition.
             Err(_) => {
                 if self.definition.is_none() {
                     // (No definition was stored.)

@@ -16,7 +16,7 @@ pub struct Serving<E> {
     stop: fn(&E),
     /// The thread, until its end is noticed.
     thread: Option<JoinHandle<io::Result<()>>>,
-    /// One end of a socket pair. The thread has the other end, so that this end hangs up when the thread ends.
+    /// An end of a socket pair. The thread has the other end, so that this end hangs up when the thread ends.
     alive: UnixStream,
 }
 

@@ -1,4 +1,4 @@
-//! One disk with several users: a front-end, NBD clients, and jobs.
+//! A disk with several users: a front-end, NBD clients, and jobs.
 
 mod alone;
 
@@ -66,7 +66,7 @@ enum FrontEnd {
     /// None has been attached so far.
     #[default]
     NotYet,
-    /// It is attaching or detaching, and waits until clients and followers have detached.
+    /// The front-end is attaching or detaching, and waits until clients and followers have detached.
     Changing,
     Attached,
     Detached,

@@ -1,7 +1,8 @@
 //! Kills the serving process at random moments. As QEMU does, the front-end keeps the in-flight
 //! area and passes it to the next process. Each request completes exactly once.
 //!
-//! This is a test program of its own, since it starts itself again by the name of its test.
+//! This test has a program of its own, since the program starts itself again by the name of its
+//! test.
 
 mod support;
 
@@ -26,8 +27,8 @@ const SLOTS: u16 = QUEUE_SIZE / 3;
 const SOCKET: &str = "FATHOM_TEST_CRASH_SOCKET";
 const THIS_TEST: &str = "nothing_is_lost_or_done_twice_by_kill_9";
 
-/// The process that is killed. Its disk takes a while for each request and completes requests out
-/// of order; otherwise the used index alone would identify what is in flight.
+/// The process that is killed. The process's disk takes a while for each request and completes
+/// requests out of order; otherwise the used index alone would identify what is in flight.
 fn serve(socket: PathBuf) {
     let listener = Listener::bind(&socket, Default::default()).unwrap();
     let disk = TestDisk::new();

@@ -1,5 +1,5 @@
-//! Tests of front-ends that map more than their share. They run in a process of their own, since
-//! the share depends on the number of disks in the process.
+//! Tests of front-ends that map more than their share. The tests run in a process of their own,
+//! since the share depends on the number of disks in the process.
 
 mod support;
 
@@ -19,7 +19,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 const LARGEST: u64 = 1 << 46;
 
-/// Returns the `index`th region. Its addresses leave room for any size.
+/// Returns the `index`th region. The region's addresses leave room for any size.
 fn region(file: &File, index: u64, size: u64) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: index << 47,
@@ -60,7 +60,7 @@ fn a_front_end_cannot_take_the_address_space_from_others() {
     // The process can still map what it and the other front-end need.
     let tib = 1 << 40;
     let (access, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::NORESERVE);
-    // SAFETY: this is a new mapping that nobody uses.
+    // SAFETY: this is a new mapping that no other code uses.
     unsafe {
         let mapped = mmap_anonymous(std::ptr::null_mut(), tib, access, flags);
         munmap(mapped.unwrap(), tib).unwrap();
@@ -85,7 +85,7 @@ fn other_mappings_than_memory_count_as_well() {
     let fits = region(&file, 0, LARGEST);
     frontend.set_mem_table(&[fits]).unwrap();
     let log = VhostUserDirtyLogRegion {
-        // There are enough addresses for the log, but the share is too small.
+        // The process has enough addresses for the log, but the share is too small.
         mmap_size: LARGEST / 2 + 4096,
         mmap_offset: 0,
         mmap_handle: file.as_raw_fd(),

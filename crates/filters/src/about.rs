@@ -11,7 +11,7 @@ pub struct About {
     pub options: &'static [Opt],
 }
 
-/// One option of a filter.
+/// An option of a filter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Opt {
     pub name: &'static str,

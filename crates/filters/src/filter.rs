@@ -13,7 +13,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One filter around one disk, shared by all workers of the disk.
+/// A filter around one disk, shared by all workers of the disk.
 pub trait Filter: Part {
     fn about(&self) -> &'static About;
 

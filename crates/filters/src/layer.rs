@@ -2,7 +2,7 @@
 
 use fathom_core::{Channel, Cx, Request, RequestId};
 
-/// One worker's part of a filter, above that worker's channel `below`.
+/// A worker's part of a filter, above that worker's channel `below`.
 pub trait Layer {
     /// Like [`Channel::submit`]. Usually passes the request on to `below`, now or later.
     fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel);

@@ -56,6 +56,6 @@ pub trait Host: Send {
     /// Answers each command whose reply is outstanding by an error.
     fn give_up_commands(&mut self) {}
 
-    /// What a successor gets. An error if the disks cannot be handed over.
+    /// Returns the host as a [`HandoverHost`], or an error if its disks cannot be handed over.
     fn handover_host(&mut self) -> Result<&mut dyn HandoverHost, RequestError>;
 }

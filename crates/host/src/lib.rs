@@ -1,4 +1,5 @@
-//! What the parts of a server share: options, the interface of a host of disks, and the state of a handover.
+//! Definitions that the parts of a server share: options, the interface of a host of disks, and the state of a
+//! handover.
 //!
 //! - `host` is the interface of a host: `fathom_disks` serves disks in this process, `fathom_supervisor` in the
 //!   processes of tenants;

@@ -90,7 +90,7 @@ pub enum FromTenant<A> {
     HandedOver { pause_ms: f64 },
     /// The successor cannot take over, and must be killed: [`ToTenant::GoOn`] confirms that.
     EndSuccessor,
-    /// The handover has failed, and this process continues. One line for the user.
+    /// The handover has failed, and this process continues. The text is the reason for the user, in one line.
     Stays(String),
     /// This process has taken over from its predecessor.
     Serving,
@@ -107,7 +107,7 @@ pub enum AtGate {
 /// Replies at the gate to the tenant: the path of a file that was found by a search.
 pub type FromGate = Result<Option<PathBuf>, Refused>;
 
-/// One end of one of the two sockets.
+/// An end of one of the two sockets.
 pub struct Link {
     socket: OwnedFd,
     /// Held while a message is sent, so that no packet of another thread comes between its pieces.

@@ -28,7 +28,8 @@ pub struct ServeOptions {
     /// None: the server has no NBD clients.
     pub nbd: Option<NbdOptions>,
     pub api: ApiOptions,
-    /// The configuration file, from which these options come and which is read again on request. None: there is none.
+    /// The configuration file, from which these options come and which is read again on request. None: the server has
+    /// no configuration file.
     pub config: Option<PathBuf>,
     /// The directory of the definitions of persistent disks. None: added disks are lost when the server stops.
     pub kept: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! What a server reports of a disk at its end.
+//! The report on a disk at the end of a server.
 
 use fathom_stack::Injected;
 use fathom_trace::Summary;

@@ -33,7 +33,7 @@ static STARTED: OnceLock<Stderr> = OnceLock::new();
 pub fn leave(line: &[u8]) {
     match STARTED.get() {
         Some(stderr) => drop(stderr.0.leave(line)),
-        // (There is no place to report an error.)
+        // (An error cannot be reported anywhere.)
         None => drop(io::stderr().write_all(line)),
     }
 }
@@ -129,7 +129,7 @@ impl Shared {
             let lost = std::mem::take(&mut state.lost);
             let until = state.put;
             drop(state);
-            // (There is no place to report that a line cannot be written.)
+            // (A failure to write a line cannot be reported anywhere.)
             for line in lines {
                 let _ = out.write_all(&line);
             }

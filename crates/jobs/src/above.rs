@@ -28,8 +28,8 @@ pub(crate) fn mark(
             }
             let extent =
                 extent.map_err(|error| format!("cannot read the disk: {}", cause(error)))?;
-            // Beyond the end of a short image the disk reads as zeroes, whatever the images below
-            // hold.
+            // Beyond the end of a short image the disk reads as zeroes, even if the images below
+            // hold data there.
             if !extent.is_below() {
                 todo.mark(extent.start, extent.len);
             }

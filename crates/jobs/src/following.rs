@@ -1,4 +1,4 @@
-//! State shared by the thread of a job that follows a disk and by those who control the job.
+//! State shared by the thread of a job that follows a disk and by the threads that control the job.
 
 use crate::copy::Rate;
 use crate::source::InUse;
@@ -20,9 +20,9 @@ pub enum Phase {
     Ready,
     /// The virtual machine has disconnected from the disk, which other programs may use now.
     ///
-    /// The job resumes when the disk can be used again and nobody else has changed it.
+    /// The job resumes when the disk can be used again and no other program has changed it.
     Waiting,
-    /// The job was told to stop and waits for its requests in flight.
+    /// The job must stop, and waits for its requests in flight.
     Stopping,
     /// Both disks were identical when the job released them.
     Done,
@@ -42,7 +42,7 @@ impl Phase {
         }
     }
 
-    /// Returns whether the job has ended. It has released both disks, or is about to.
+    /// Returns whether the job has ended. An ended job has released both disks, or is about to.
     pub fn is_over(self) -> bool {
         matches!(self, Phase::Done | Phase::Failed)
     }
@@ -97,7 +97,7 @@ impl Following {
         self.shared.rate.limit()
     }
 
-    /// Sets the limit in bytes per second. It applies to the next piece that is copied.
+    /// Sets the limit in bytes per second. The limit applies to the next piece that is copied.
     pub fn set_rate(&self, limit: Option<u64>) {
         self.shared.rate.set(limit);
     }
@@ -171,8 +171,8 @@ pub(crate) struct Shared {
     abandoning: Mutex<Option<Abandoning>>,
     /// Whether the job writes to the images of the disk itself.
     ///
-    /// Such a job keeps the disk until no write is in flight, however long that takes. Those who
-    /// wait for it need the same files.
+    /// If so, the job keeps the disk until no write is in flight, however long that takes. Other
+    /// users that wait for the disk need the same files.
     writes: bool,
     state: Mutex<State>,
     changed: Condvar,
@@ -217,7 +217,7 @@ pub(crate) struct State {
     is_over: bool,
 }
 
-/// What the job was told to do.
+/// The order that the job has received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Order {
     /// Follow the disk.
@@ -225,17 +225,17 @@ enum Order {
     Follow,
     /// Follow the disk; copy the remaining data and end when the virtual machine disconnects.
     FinishOnLeave,
-    /// Copy the remaining data and end: nobody changes the disk any more.
+    /// Copy the remaining data and end: no user changes the disk any more.
     Finish,
     /// End: the copy is not wanted any more.
     Stop,
 }
 
-/// What the job does next.
+/// The next step of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Copy,
-    /// Copy the remaining data, which nobody changes any more.
+    /// Copy the remaining data, which no user changes any more.
     CopyLast,
     /// Release the disk without copying the remaining data.
     Leave,
@@ -276,8 +276,10 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Tells the job to copy the remaining data and end: `now`, because nobody changes the disk any
-    /// more, or when the virtual machine disconnects.
+    /// Tells the job to copy the remaining data and end.
+    ///
+    /// `now`: immediately, because no user changes the disk any more; otherwise when the virtual
+    /// machine disconnects.
     pub(crate) fn finish(&self, now: bool) {
         self.change(|state| {
             state.order = match (state.order, now) {

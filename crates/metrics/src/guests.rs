@@ -1,7 +1,8 @@
 //! Identities of front-ends, read once for each connection.
 //!
-//! A process can delay anybody who reads its arguments for any time: they are in its memory, whose
-//! pages it can hold back. So each is read on its own thread, which is waited for only briefly.
+//! A process can delay any reader of its arguments for any time: they are in its memory, whose
+//! pages it can hold back. Therefore the arguments of each process are read on a thread of their
+//! own, for which the caller waits only briefly.
 
 use super::guest::Guest;
 use parking_lot::{Mutex, MutexGuard};
@@ -42,7 +43,7 @@ impl Guests {
 
     /// Returns the guest of a disk: the process `pid`, whose connection is number `nth`.
     ///
-    /// As long as the process does not show its arguments, only its process ID is known.
+    /// While the process does not show its arguments, only its process ID is known.
     pub fn of(&self, disk: &str, pid: i32, nth: u64) -> Guest {
         let key = (pid, nth);
         if let Some((_, guest)) = locked(&self.known).get(disk).filter(|(of, _)| *of == key) {

@@ -432,7 +432,7 @@ pub struct TenantLimits {
 }
 
 impl Info {
-    /// Describes who is connected, for display. Returns `None` if nobody is.
+    /// Describes the users of the disk, for display. Returns `None` if the disk has no users.
     pub fn users(&self) -> Option<String> {
         let front_end = self.front_end.as_ref().map(|one| match one.pid {
             0 => "a front-end".to_owned(),

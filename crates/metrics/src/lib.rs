@@ -1,4 +1,4 @@
-//! What a server reports of its disks: their state, jobs, events and metrics.
+//! Reports of a server about its disks: their state, jobs, events and metrics.
 //!
 //! - `info` is the state of a disk, `jobs` the list of jobs, and `events` reports events;
 //! - `counts` are the counters of a disk, and `measured` its state at one moment, as the process

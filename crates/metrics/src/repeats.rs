@@ -23,7 +23,7 @@ const LINES: u64 = 20;
 
 /// Maximum number of different kinds of lines per place in the code.
 ///
-/// So a peer that can choose the words of a line cannot evade the limit.
+/// Because of this maximum, a peer that can choose the words of a line cannot evade the limit.
 const KINDS: usize = 8;
 
 /// Target of messages that are never suppressed: the start and the end of the server.

@@ -2,8 +2,8 @@
 //!
 //! The width of a disk's own buckets is in ticks of the clock. The length of a tick is known more
 //! exactly each second. But a bucket of a Prometheus histogram must never decrease, which would
-//! look like a restart of the server. So one fixed value is used throughout the life of the server
-//! and its successors.
+//! look like a restart of the server. Therefore one fixed value is used throughout the life of the
+//! server and its successors.
 
 use fathom_trace::{BUCKETS, Occupied, middle_of};
 

@@ -1,4 +1,4 @@
-//! What the host of a disk can be asked: the objects of this process, or the process of a tenant.
+//! Commands to the host of a disk: the objects of this process, or the process of a tenant.
 
 use crate::orders::{
     BackupOrder, BitmapOrder, CommitOrder, JobOrder, MirrorOrder, SnapshotsOrder, StreamOrder,
@@ -143,8 +143,8 @@ pub enum Command {
     /// Adds a disk, or changes the disk of that name as far as possible while it is served. Replies like `Show`.
     Put {
         options: Box<DiskSpec>,
-        /// Keys that the request names, whatever their values: a disk that is served keeps all others.
-        /// `None`: all keys are named.
+        /// Keys that the request names, also with default values: a disk that is served keeps its values of all other
+        /// keys. `None`: all keys are named.
         #[serde(default)]
         named: Option<BTreeSet<String>>,
         temporary: bool,

@@ -1,4 +1,4 @@
-//! Identities: names that nothing else has, and that nobody can guess.
+//! Identities: names that no other object has, and that no client can guess.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

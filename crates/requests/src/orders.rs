@@ -1,4 +1,4 @@
-//! What requests of the API ask for: their bodies, and orders to jobs, bitmaps and snapshots.
+//! Contents of API requests: their bodies, and orders about jobs, bitmaps and snapshots.
 
 use fathom_formats::Format;
 use fathom_spec::text;
@@ -197,7 +197,7 @@ pub struct Merged {
     pub from: Vec<String>,
 }
 
-/// What is to be done with a disk's bitmaps.
+/// An order about a disk's bitmaps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BitmapOrder {
     List,
@@ -225,7 +225,7 @@ pub enum BitmapOrder {
     },
 }
 
-/// What is to be done with a job.
+/// An order about a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobOrder {
     /// In bytes per second; without a limit as fast as possible.
@@ -234,15 +234,15 @@ pub enum JobOrder {
     End { force: bool },
 }
 
-/// What is to be done with the internal snapshots of a disk's image.
+/// An order about the internal snapshots of a disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SnapshotsOrder {
     List,
-    /// One of the disk as it is now.
+    /// Takes a snapshot of the disk as it is now.
     Take {
         snapshot: String,
     },
-    /// By its name or ID.
+    /// Deletes the snapshot with this name or ID.
     Delete {
         snapshot: String,
     },

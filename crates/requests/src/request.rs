@@ -1,4 +1,4 @@
-//! What a client of the API, or the server itself, asks of the controller.
+//! Requests of a client of the API, or of the server itself, to the controller.
 
 use crate::command::Command;
 use std::collections::BTreeMap;

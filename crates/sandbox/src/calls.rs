@@ -1,7 +1,7 @@
 //! System calls that each kind of thread may make.
 //!
-//! The lists contain the calls that threads make in the test suite's scenarios. They also contain
-//! calls that glibc and Rust's standard library make elsewhere.
+//! The lists contain the calls that threads make in the test suite's scenarios. The lists also
+//! contain calls that glibc and Rust's standard library make elsewhere.
 
 use crate::program::{Calls, Test};
 use libc::{
@@ -181,7 +181,7 @@ pub(crate) fn io() -> Calls {
 
 /// Calls of a thread that serves a vhost-user session.
 ///
-/// The thread reopens the image's files when a virtual machine starts to use the disk. It searches
+/// The thread reopens the image's files when a virtual machine starts to use the disk, and searches
 /// /proc for the holder of a lock.
 pub(crate) fn session() -> Calls {
     let calls = common()

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What happens when a thread does something that it does not need to do.
+/// Reaction when a thread does something that it does not need to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
     /// The sandbox is not set up.

@@ -1,4 +1,4 @@
-//! Landlock: limits files, TCP ports, signals and sockets, whichever system call is used.
+//! Landlock: limits files, TCP ports, signals and sockets, for all system calls that use them.
 
 use crate::report::Report;
 use landlock::{
@@ -123,7 +123,7 @@ fn add_parts(report: &mut Report) {
     }
 }
 
-/// Returns the ABI version of the kernel's Landlock, or why there is none.
+/// Returns the ABI version of the kernel's Landlock, or why Landlock is unavailable.
 pub(crate) fn version() -> Result<i64, &'static str> {
     const VERSION: u32 = 1;
     let create = libc::SYS_landlock_create_ruleset;

@@ -143,7 +143,8 @@ fn filter_process(process: Process, mode: Mode) -> Result<(), String> {
     })
 }
 
-/// Returns the Landlock ruleset for threads that open nothing by name. `None` if there is none.
+/// Returns the Landlock ruleset for threads that open nothing by name. `None` if the sandbox is not
+/// on, or Landlock is unavailable.
 fn nowhere(mode: Mode, report: &mut Report) -> Option<OwnedFd> {
     if mode != Mode::On {
         return None;
@@ -164,7 +165,8 @@ fn nowhere(mode: Mode, report: &mut Report) -> Option<OwnedFd> {
 
 /// Sandboxes this thread, once, when it starts. Does nothing in a process without a sandbox.
 ///
-/// If this fails, the thread continues under the process's filter, and the report says so.
+/// If this fails, the thread continues under the process's filter, and [`report`] counts this
+/// thread as unfiltered.
 pub fn enter(kind: Kind) {
     let Some(cages) = CAGES.get() else {
         return;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Filters and ruleset of all kinds of threads. They are compiled once, so that a new thread
+/// Filters and ruleset of all kinds of threads. The filters are compiled once, so that a new thread
 /// allocates nothing for its sandbox.
 pub(crate) struct Cages {
     mode: Mode,

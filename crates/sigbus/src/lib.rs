@@ -4,15 +4,15 @@
 //! all its disks. The signal handler looks the address up in a table of guarded mappings.
 //!
 //! If a guarded mapping contains the address, the handler replaces the rest of that mapping with
-//! [`Spare`] memory, so that the thread continues. It then notifies the mapping's owner. Otherwise
-//! the previous handler decides. I/O by the kernel on such pages does not raise SIGBUS, but fails
-//! with EFAULT.
+//! [`Spare`] memory, so that the thread continues. The handler then notifies the mapping's owner.
+//! If no guarded mapping contains the address, the previous handler decides. I/O by the kernel on
+//! such pages does not raise SIGBUS, but fails with EFAULT.
 //!
 //! The handler makes only system calls, and reads the table without a lock: an entry does not
 //! change while memory that it describes is being accessed. The kernel cannot refuse the
 //! replacement because of limits. A shared mapping of any size counts neither against RLIMIT_DATA
-//! nor as committed memory (vm.overcommit_memory). One replacement for the whole rest adds at most
-//! one mapping per guarded mapping.
+//! nor as committed memory (vm.overcommit_memory). A single replacement for the whole rest adds at
+//! most one mapping per guarded mapping.
 
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
@@ -33,7 +33,8 @@ pub trait Alarm: Send + Sync {
     /// Notifies the owner that spare memory has replaced the rest of a mapping.
     ///
     /// The signal handler calls this on the thread that accessed the mapping, and may call it more
-    /// than once if several threads did. It must be async-signal-safe (signal-safety(7)).
+    /// than once if several threads did. An implementation must be async-signal-safe
+    /// (signal-safety(7)).
     fn raise(&self);
 
     /// Returns the memory that replaces truncated memory.
@@ -42,8 +43,8 @@ pub trait Alarm: Send + Sync {
 
 /// Memory that replaces truncated memory.
 ///
-/// The memory is initially zero. Only mappings that share one `Spare` see its content. It occupies
-/// one page until it is used.
+/// The memory is initially zero. Only mappings that share one `Spare` see its content. The memory
+/// occupies one page until it is used.
 pub struct Spare(OwnedFd);
 
 impl Spare {
@@ -174,7 +175,7 @@ fn chunks() -> impl Iterator<Item = &'static Chunk> {
     std::iter::successors(last, |chunk| chunk.next)
 }
 
-/// Takes a free entry, and extends the table if there is none.
+/// Takes a free entry, and extends the table if no entry is free.
 fn take_slot(free: &mut Vec<&'static Slot>) -> &'static Slot {
     if let Some(slot) = free.pop() {
         return slot;
@@ -283,7 +284,8 @@ fn absorb(addr: usize) -> bool {
     let Some(hit) = slots.find_map(|slot| slot.hit(addr)) else {
         return false;
     };
-    // SAFETY: the entry's owner keeps this data alive as long as the entry.
+    // SAFETY: the entry's owner keeps this data alive until it has cleared the entry, which does
+    // not happen while the memory is being accessed (see the module's documentation).
     let told = unsafe { &*hit.told };
     let (at, len, offset) = if addr < hit.slot.replaced.load(Ordering::Acquire) {
         (hit.start, hit.len, hit.before)
@@ -293,8 +295,8 @@ fn absorb(addr: usize) -> bool {
         (addr - addr % page, page, 0)
     };
     // SAFETY: the range is part of a guarded mapping, which contains only the file or its
-    // replacement. It stays mapped while it is in the table, and the faulting access shows that it
-    // is in use.
+    // replacement. The range stays mapped while it is in the table, and the faulting access shows
+    // that it is in use.
     let replaced = unsafe {
         mmap(
             ptr::with_exposed_provenance_mut(at),

@@ -19,7 +19,7 @@ pub struct InheritedError {
     problem: String,
 }
 
-/// What an inherited socket must be.
+/// Requirements on an inherited socket.
 #[derive(Clone, Copy)]
 pub struct Wanted {
     /// Option that names the socket.

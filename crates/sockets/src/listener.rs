@@ -25,13 +25,13 @@ pub const BACKLOG: i32 = i32::MAX;
 /// umask of 022 only the owner has it, with 002 also the group.
 const DEFAULT_MODE: u32 = 0o660;
 
-/// Permissions with a group and without a mode, whatever the umask.
+/// Permissions with a group and without a mode, independent of the umask.
 const GROUP_MODE: u32 = 0o660;
 
 /// Restricts which users may connect to a socket in the file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Permissions, whatever the umask.
+    /// Permissions, independent of the umask.
     pub mode: Option<u32>,
     /// ID of the socket's group.
     pub group: Option<u32>,

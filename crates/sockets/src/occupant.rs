@@ -9,10 +9,10 @@ use std::path::Path;
 /// The state of a listening socket in /proc/net/tcp.
 const LISTENING: &str = "0A";
 
-/// What [`at_tcp`] and the like return for this process.
+/// Result of [`at_tcp`] and [`at_unix`] for this process.
 const OWN: &str = "this server itself";
 
-/// What to do about an address that is in use by `by`. `what` is a path or a port.
+/// Returns the remedy for an address that is in use by `by`. `what` is a path or a port.
 pub fn remedy(by: &str, what: &str) -> String {
     match by {
         OWN => format!("choose another {what}"),

@@ -19,7 +19,7 @@ pub fn runtime_dir() -> Option<PathBuf> {
 /// Creates the parent of `path`, if it is [`runtime_dir`] and does not exist. Any other directory belongs to the user: a
 /// missing one is more likely misspelled.
 ///
-/// Everybody may pass through the directory, whatever the umask. Each socket has its own permissions.
+/// All users may pass through the directory, independent of the umask. Each socket has its own permissions.
 pub fn make_parent_of(path: &Path) -> io::Result<()> {
     let Some(dir) = runtime_dir().filter(|dir| path.parent() == Some(dir)) else {
         return Ok(());

@@ -39,7 +39,7 @@ impl FromStr for Group {
     }
 }
 
-/// Its number.
+/// Shows the number of the group.
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

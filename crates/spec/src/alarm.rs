@@ -1,4 +1,4 @@
-//! What is written of an alarm.
+//! Text form of alarms, such as `p99=5ms`.
 
 use fathom_core::Op;
 use fathom_units::{parse_duration, short_duration};
@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// When it is raised.
+/// The condition of an alarm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alarm {
     pub limit: Limit,
@@ -22,10 +22,10 @@ pub enum Limit {
     Oldest,
 }
 
-/// Percentiles are of so long at a time.
+/// Length of the period whose requests a percentile covers.
 pub const WINDOW: Duration = Duration::from_secs(10);
 
-/// The percentiles that there are, by their names.
+/// The supported percentiles: their names, and their values in thousandths.
 const PERCENTILES: [(&str, u16); 4] = [("p50", 500), ("p90", 900), ("p99", 990), ("p999", 999)];
 
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);

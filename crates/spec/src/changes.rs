@@ -8,18 +8,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 use utoipa::PartialSchema;
 
-/// What differs between two disks of a name.
+/// The difference between two definitions of a disk.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Changes {
-    /// Options of filters: what is to be set, filter by filter.
+    /// Only options of filters differ: the options to set, filter by filter.
     Filters(Vec<BTreeMap<String, String>>),
-    /// What another disk in its place can have without a guest's or a client's noticing.
+    /// A second disk with the other options can take the disk's place unnoticed by guests and clients.
     Remake,
-    /// These keys, which it cannot.
+    /// The options with these keys differ, which cannot change while the disk is served.
     Others(Vec<String>),
 }
 
-/// What a change of an option means for a disk in use: `x-change` in the option's schema.
+/// Effect of a change of an option on a disk in use: `x-change` in the option's schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Change {
@@ -31,7 +31,7 @@ enum Change {
     Fixed,
 }
 
-/// What changes of the options mean, by their keys.
+/// Effects of changes of the options, by their keys.
 static CHANGES: LazyLock<BTreeMap<String, Change>> = LazyLock::new(|| {
     let schema = serde_json::to_value(DiskSpec::schema()).unwrap_or_default();
     let options = schema["properties"]
@@ -44,7 +44,7 @@ static CHANGES: LazyLock<BTreeMap<String, Change>> = LazyLock::new(|| {
         .collect()
 });
 
-/// What the schema of an option says of a change. (utoipa adds to a list's items what is meant for the list.)
+/// Returns `x-change` of an option's schema. (utoipa adds the extensions of a list to the schema of its items.)
 fn stated(option: &Value) -> &Value {
     match &option["x-change"] {
         Value::Null => &option["items"]["x-change"],
@@ -82,7 +82,7 @@ impl DiskSpec {
         keys
     }
 
-    /// What is to be done to make this `wanted`.
+    /// Returns the changes that turn this definition into `wanted`.
     pub fn changes_to(&self, wanted: &DiskSpec) -> Changes {
         let bare = |table: &DiskSpec| {
             let mut table = table.clone().with_format();

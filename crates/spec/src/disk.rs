@@ -435,7 +435,7 @@ pub struct DiskSpec {
 
 /// The most virtqueues of a guest.
 pub const DEFAULT_QUEUES: u16 = 64;
-/// virtio-blk's GET_ID has room for so many bytes.
+/// Maximum length of a serial number in bytes: the room in the reply to virtio-blk's GET_ID.
 pub(crate) const MAX_SERIAL: usize = 20;
 
 impl DiskSpec {
@@ -477,7 +477,7 @@ impl DiskSpec {
             format,
             metadata_cache: self.metadata_cache.filter(|_| has_tables),
             zero_missing_clusters: false,
-            // What was said of the one that there was.
+            // These options described the previous image.
             offset: None,
             size: None,
             allow_dirs: Vec::new(),

@@ -338,7 +338,7 @@ impl Source for Requests {
         let ask = ask.expect("it is in flight");
         self.free.push(request.tag);
         self.answered.fetch_add(1, Ordering::Relaxed);
-        // Without a receiver, nobody waits for the reply.
+        // Without a receiver, no thread waits for the reply.
         let _ = self.answers.send(Answer {
             client: self.number,
             ask,

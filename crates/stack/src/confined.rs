@@ -1,11 +1,11 @@
 //! Opens the files that images name: backing files and external data files.
 //!
 //! An image may come from an untrusted source, and the files that it names are opened with our
-//! rights. So these files are opened only below directories that the user allows, which the
-//! kernel enforces (openat2(2) with RESOLVE_BENEATH). They must be regular files or block devices:
-//! opening other types of files may block or have side effects. A file is opened for writing only
-//! for a job that the user has started. The external data file of a writable image must be named
-//! by the user.
+//! rights. Therefore these files are opened only below directories that the user allows, which the
+//! kernel enforces (openat2(2) with RESOLVE_BENEATH). The files must be regular files or block
+//! devices: opening other types of files may block or have side effects. A file is opened for
+//! writing only for a job that the user has started. The external data file of a writable image
+//! must be named by the user.
 
 use fathom_core::DiskError;
 use fathom_files::gate::{self, Wanted};
@@ -276,8 +276,8 @@ fn directory_of(file: &Path) -> &Path {
 
 /// Resolves `name` from the directory of `file`.
 ///
-/// Leading `..` components are resolved here, since no link can precede them. They may lead from
-/// one allowed directory to another.
+/// Leading `..` components are resolved here, since no link can precede them. These components may
+/// lead from one allowed directory to another.
 fn seen_from(file: &Path, name: &Path) -> io::Result<PathBuf> {
     let mut path = PathBuf::from("/");
     if name.is_relative() {

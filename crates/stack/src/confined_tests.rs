@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use tempfile::TempDir;
 
-/// A directory tree with files in and beside the image's directory.
+/// A directory tree with files in and next to the image's directory.
 ///
 /// The contents of each file are its name.
 struct Place(TempDir);

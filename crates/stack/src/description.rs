@@ -29,11 +29,11 @@ pub struct Description {
     pub zero_missing_clusters: bool,
     /// Directories, besides the image's own, of the files that a qcow2 or QED image may name.
     pub allow_dirs: Vec<PathBuf>,
-    /// The external data file of a qcow2 image, whatever the image calls it.
+    /// The external data file of a qcow2 image, which overrides the name in the image.
     ///
     /// `None`: the file that the image names, for reading only.
     pub data_file: Option<PathBuf>,
-    /// The directory of this disk's dirty bitmaps. `None`: beside the image, if it is a file.
+    /// The directory of this disk's dirty bitmaps. `None`: next to the image, if it is a file.
     pub bitmaps: Option<PathBuf>,
     /// The keys of the disk's encrypted images.
     pub keys: KeyRing,
@@ -61,7 +61,7 @@ pub struct Description {
     pub known_raw: bool,
     /// The state that the predecessor has handed over.
     pub handover_state: HandoverState,
-    /// What to do if a newer image has superseded an image that will be written.
+    /// Reaction if a newer image has superseded an image that will be written.
     pub superseded: OnSuperseded,
     /// Whether the guest may discard.
     pub discard: bool,

@@ -193,7 +193,7 @@ pub struct ImageOpener {
     options: FileOptions,
 }
 
-/// The backing image of one image, both named by the user, whatever the image calls it.
+/// The backing image of one image, both named by the user, which overrides the name in the image.
 struct Base {
     image: PathBuf,
     location: Location,
@@ -251,7 +251,7 @@ impl ImageOpener {
 
     /// Sets the backing image of `image` that the user has given, if any, and its options.
     ///
-    /// It applies whatever the image calls its backing file.
+    /// A given backing image overrides the name in the image.
     pub fn with_base(
         self,
         image: &Path,
@@ -270,7 +270,8 @@ impl ImageOpener {
         ImageOpener { base, ..self }
     }
 
-    /// Sets the data file of `image` that the user has given, if any, whatever the image calls it.
+    /// Sets the data file of `image` that the user has given, if any, which overrides the name in
+    /// the image.
     pub fn with_data_file(self, image: &Path, given: Option<&Path>) -> ImageOpener {
         let data_file = given.map(|path| DataFile {
             image: image.to_owned(),

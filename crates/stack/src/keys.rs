@@ -87,7 +87,7 @@ impl KeySource {
 
     /// Returns whether each process of a service can read the key at any time.
     ///
-    /// That excludes descriptors and programs.
+    /// Returns false for descriptors and programs.
     pub fn is_anywhere(&self) -> bool {
         matches!(self, KeySource::File(_) | KeySource::Credential(_))
     }

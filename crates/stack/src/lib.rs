@@ -8,8 +8,8 @@
 //! - `cow` puts an overlay on an image, and `layer` creates a new image on top of another one;
 //! - `filters` are those of one disk, and `inject` delays requests on purpose;
 //! - `held` makes users wait for the whole disk, or for the blocks that are `missing`;
-//! - the `tap`, below the filters, marks changes in the `bitmaps`. There writes wait until the
-//!   `past` has saved the original data, or until a `brake` lets them pass; `bells` wake them;
+//! - the `tap`, below the filters, marks changes in the `bitmaps`. Writes wait in the tap until the
+//!   `past` has saved the original data, or until a `brake` lets them pass; `notifiers` wake them;
 //! - `pools` are threads that disks share;
 //! - `client` lets a thread read and write a disk as a guest does, but synchronously.
 //!

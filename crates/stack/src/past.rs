@@ -21,9 +21,9 @@ const OF_ONE: u64 = 16;
 /// wait ([`Past::wanted`]). When the past is not needed any more, or cannot be saved, it is over
 /// and no write waits: the disk's users take precedence.
 ///
-/// A reader of the past reads the disk first, then asks which blocks are saved. Those may have
-/// been changed before the read. All others were not, since a change begins only after the
-/// original data is saved.
+/// A reader of the past reads the disk first, then asks which blocks are saved. Saved blocks may
+/// have been changed before the read. All other blocks were not, since a change begins only after
+/// the original data is saved.
 pub struct Past {
     grid: Grid,
     kept: Box<[AtomicU64]>,
@@ -104,7 +104,7 @@ impl Past {
 
     /// Returns ranges to save for which writes wait, in bytes and whole blocks, without overlaps.
     ///
-    /// If there are none, the function waits for a write for the time `within` at most.
+    /// If no such ranges exist, the function waits for a write for the time `within` at most.
     pub fn wanted(&self, within: Duration) -> Vec<Range<u64>> {
         let mut waits = self.waits.lock();
         let mut found = self.pieces(&mut waits);
@@ -191,7 +191,7 @@ impl Past {
         }
     }
 
-    /// Ends the past, which nobody needs any more.
+    /// Ends the past, which no reader needs any more.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.tell_news();

@@ -41,7 +41,7 @@ pub(crate) struct NamedPool {
     pub(crate) engine: &'static str,
 }
 
-/// All pools. Each runs as long as this value or one of its disks exists.
+/// All pools. Each pool runs while this value or one of its disks exists.
 #[derive(Default)]
 pub struct Pools(Vec<Arc<NamedPool>>);
 

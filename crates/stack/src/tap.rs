@@ -288,7 +288,8 @@ struct TapChannel {
     goes_by: Wanted,
     /// Whether no change must be marked, and no write must wait.
     is_idle: bool,
-    /// Eventfd for progress. One serves all, because the engine could not tell several apart.
+    /// Eventfd for progress of the past and the brake, which share it because the engine could not
+    /// tell several apart.
     notifier: Option<Arc<EventNotifier>>,
     /// Tag of wake-ups by the notifier.
     tag: u16,
@@ -307,8 +308,8 @@ impl TapChannel {
 
     /// Takes over the current bitmaps if they have changed.
     ///
-    /// Requests in flight may change the disk later, and were marked in the former bitmaps only. So
-    /// they are marked in all current ones.
+    /// Requests in flight may change the disk later, and were marked in the former bitmaps only.
+    /// Therefore they are marked in all current ones.
     fn look_at_bitmaps(&mut self, cx: &Cx) {
         if self.epoch != self.bitmaps.epoch() {
             (self.epoch, self.marked) = self.bitmaps.marked();

@@ -213,7 +213,7 @@ impl Tenants {
         Process::start(&tenant.name, &begin, predecessor, group, permits, events)
     }
 
-    /// Starts a tenant's process if there is none, and sends the process the disks that it lacks.
+    /// Starts a tenant's process if the tenant has none, and sends the process the disks that it lacks.
     pub(super) fn restore(&mut self, name: &str) {
         let Some(tenant) = self.all.get(name) else {
             return;

@@ -47,7 +47,7 @@ impl Tenants {
     }
 
     fn adopt_one(&mut self, state: TenantState, files: &mut Descriptors) -> Result<Tenant, String> {
-        // The process keeps its user. Its replacement gets the user that this program's options choose.
+        // The process keeps its user, and its replacement gets the user that this program's options choose.
         let user = self.user_of(&state.name)?;
         let mut tenant = Tenant::new(state.name, user);
         let process = state.process;
@@ -110,7 +110,7 @@ impl Tenants {
 }
 
 impl HandoverHost for Tenants {
-    /// Always succeeds: whatever the disks are, they stay in the tenants' processes.
+    /// Always succeeds: disks of all kinds stay in the tenants' processes.
     fn may_be_handed_over(&self) -> Result<(), String> {
         Ok(())
     }

@@ -267,7 +267,7 @@ impl Tenants {
         }
     }
 
-    /// Removes tenants whose processes were told to end and have ended, and kills those that are late.
+    /// Removes leaving tenants whose processes have ended, and kills processes that are late.
     fn see_off(&mut self) {
         let now = Instant::now();
         let timeout = self.stop_timeout;

@@ -28,7 +28,7 @@ impl Listing {
         }
     }
 
-    /// Returns the responder of the next disk. Its reply replaces what was `known`; an error does not.
+    /// Returns the responder of the next disk. The disk's reply replaces the `known` reply; an error does not.
     pub fn place(&self, index: usize, known: Option<Reply>) -> Responder {
         let places = self.places.clone();
         lock(&places).push((known, false));

@@ -451,7 +451,7 @@ mod tests {
         permits.begin(&table, None);
         assert!(may(&image("own", true)) && may(&named("own", path("own"), "base")));
         assert!(may(&append("log")) && may(&Wanted::Place { path: path("own") }));
-        // Only the disk's own directory is permitted, whatever the tenant says about layers.
+        // Only the disk's own directory is permitted, even if the tenant names layers elsewhere.
         assert!(!may(&far()) && !may(&named("own", "/etc/x".into(), "hostname")));
         assert!(!may(&named("/", path("own"), "etc/hostname")));
         assert!(!may(&image("other", false)) && !may(&append("other")));

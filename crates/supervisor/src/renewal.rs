@@ -47,7 +47,7 @@ impl Tenants {
         while self.begin_next() {}
     }
 
-    /// Begins the next replacement. False: the next one must wait, or there is none.
+    /// Begins the next replacement. Returns false if the next one must wait, or if no tenant is left.
     fn begin_next(&mut self) -> bool {
         let is_replaced = |tenant: &&Tenant| tenant.replacement.is_some();
         let count = self.all.values().filter(is_replaced).count();

@@ -24,7 +24,7 @@ const MAX_SLOW: usize = 256;
 /// Number of bytes by which a disk may become larger than requested, because its size is rounded up to a block.
 const MAX_BLOCK: u64 = 64 << 10;
 
-/// What the supervisor knows about the disk that a reply is about.
+/// The supervisor's records of the disk that a reply is about.
 pub struct Known<'a> {
     pub name: &'a str,
     /// None: the tenant does not have the disk any more.

@@ -69,7 +69,7 @@ pub struct Said {
     pub text: Vec<u8>,
 }
 
-/// What the reply to a command changes in the supervisor's records.
+/// The change that the reply to a command makes in the supervisor's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The disk is added.
@@ -85,7 +85,7 @@ pub enum What {
 pub struct Replacement {
     /// None: the process has ended.
     pub process: Option<Process>,
-    /// Its permissions.
+    /// The permissions of the process.
     pub permits: Arc<Permits>,
     /// Time after which the replacement is given up.
     pub until: Instant,
@@ -116,7 +116,7 @@ pub struct Tenant {
     pub restart: Option<Instant>,
     pause: Duration,
     pub outcomes: Vec<(String, Outcome)>,
-    /// The process was told to end.
+    /// The supervisor has requested the end of the process.
     is_to_end: bool,
     pub ended_well: bool,
 }
@@ -374,7 +374,8 @@ impl Tenant {
         ending
     }
 
-    /// Kills a process that has ended or misbehaves. Its commands fail, and another process is started after its end.
+    /// Kills a process that has ended or misbehaves. The process's commands fail, and another process is started after
+    /// its end.
     pub fn lose_process(&mut self, mut process: Process) {
         process.kill();
         self.ending = Some(process);

@@ -120,8 +120,8 @@ impl Registry {
             Ok(None) => true,
             Ok(Some(spec)) => spec.image == before.image,
             // The file may name the new image. The old image is marked as superseded, so the disk
-            // continues on the new image. Then no old data is served after a restart, whatever the
-            // file contains.
+            // continues on the new image. Then no old data is served after a restart, even if the
+            // file still names the old image.
             Err(_) => false,
         };
         match found {

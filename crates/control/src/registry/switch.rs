@@ -2,8 +2,8 @@
 //!
 //! A switch has two steps. The first step opens the other image, marks the old image as superseded
 //! and holds the disk's users. Then the disk's file is written. The second step resumes users on
-//! the new image, or on the old image if the file could not be written. So even if the server is
-//! killed at any time, the file names the image with all acknowledged writes.
+//! the new image, or on the old image if the file could not be written. Therefore the file names
+//! the image with all acknowledged writes, even if the server is killed at any time.
 
 use super::change::unexpected;
 use super::{Registry, reply};

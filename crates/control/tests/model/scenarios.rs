@@ -172,8 +172,8 @@ fn two_disks_never_write_to_one_image() {
 
 /// A lying process of a tenant harms only its own disk.
 ///
-/// Every request gets its reply, no name gets a second owner, and whatever is reported as stored
-/// is stored.
+/// Every request gets its reply, no name gets a second owner, and everything that is reported as
+/// stored is stored.
 #[test]
 fn tenant_that_answers_anything_harms_no_other_disk() {
     let budget = Budget {

@@ -176,7 +176,7 @@ impl World {
                 steps.extend(lies.map(|lie| Step::HostLies { asked, lie }));
             }
         }
-        // One thread reads and writes, and its results arrive in order.
+        // A single thread reads and writes, and its results arrive in order.
         if !self.store.operations.is_empty() && self.read.is_none() {
             steps.push(Step::StoreDoes(Ending::Succeeds));
             if left.failures > 0 {

@@ -1,6 +1,6 @@
 //! Throttle groups: disks that share limits, which are changed for all of them at once.
 //!
-//! A group exists as long as a disk has a filter that names the group, and has no state besides these filters.
+//! A group exists while a disk has a filter that names the group, and has no state besides these filters.
 
 use super::Controller;
 use fathom_control::Request::SetFilter;

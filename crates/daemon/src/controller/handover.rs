@@ -99,12 +99,12 @@ impl Controller {
         self.host
     }
 
-    /// What another process gets of the disks.
+    /// Returns the host as a [`HandoverHost`], or an error if its disks cannot be handed over.
     pub fn handover_host(&mut self) -> Result<&mut dyn HandoverHost, RequestError> {
         self.host.handover_host()
     }
 
-    /// What a successor gets: the disks, which do not change from now on, and their definitions.
+    /// Returns the state that a successor gets: the disks, which do not change from now on, and their definitions.
     pub fn give(&mut self) -> Result<Given, String> {
         let handover_host = self.host.handover_host().map_err(|error| error.text)?;
         let mut given = handover_host.give()?;

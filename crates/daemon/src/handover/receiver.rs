@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Timeout for the predecessor's counters.
 const COUNT: Duration = Duration::from_secs(2);
 
-/// What this process has taken over from a predecessor.
+/// The state that this process has taken over from a predecessor.
 pub struct Received {
     pub controller: Controller,
     /// The API's listeners, and the scale of metrics.
@@ -71,7 +71,7 @@ pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Received, Error
     let ((), mut prepared) = prepared.map_err(|problem| refuse(&mut peer, problem))?;
     peer.send(&Word::Prepared).map_err(gone)?;
     let (stopped, files) = peer.receive(None).map_err(gone)?;
-    // From here on, the disks belong to this process as long as it lives.
+    // From here on, the disks belong to this process until it ends.
     let active = prepared.activate(stopped, files);
     active.map_err(|problem| refuse(&mut peer, problem))?;
     // (The predecessor continues only after it has killed this process. Therefore its end says as much as its reply.)
@@ -148,7 +148,8 @@ fn prepare(
                 .into(),
         );
     }
-    // (What the configuration said when a predecessor without them read it is not known.)
+    // (An older predecessor sends no definitions. The configuration that it read is unknown, so this process uses the
+    // present one.)
     let listed = options.disks.iter();
     let listed = listed.map(|disk| (*disk.spec).clone());
     let definitions = state.definitions.unwrap_or_else(|| Definitions {

@@ -47,7 +47,7 @@ enum Order {
 /// Process id of a successor that was started or killed, or 0. The error is one line for the user.
 type Outcome = Result<u32, String>;
 
-/// A successor's process, by who has started it.
+/// A successor's process, by the process that has started it.
 pub enum Started<'a> {
     Here(Child),
     Apart(&'a Apart, u32),
@@ -174,7 +174,7 @@ fn order(
 }
 
 /// Runs the starter process: carries out orders from standard input until the server has ended. `sandbox`: the sandbox
-/// of keepers of base images, whatever an order says.
+/// of keepers of base images, which replaces the one that an order names.
 pub fn start_successors(sandbox: Mode, arguments: &[OsString]) -> Result<(), Error> {
     // The program was started as /proc/self/exe, which would give the process the name "exe". (Only people read the
     // name.)

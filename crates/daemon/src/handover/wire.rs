@@ -20,10 +20,10 @@ use std::time::Duration;
 /// Files in one go: the kernel takes 253 (unix(7), SCM_RIGHTS).
 const AT_ONCE: usize = 250;
 const MAGIC: [u8; 8] = *b"fathom>1";
-/// Bytes of text and numbers of files that nobody needs.
+/// Maximum bytes of text and maximum number of files of a message: more than any server needs.
 const MAX_TEXT: u64 = 1 << 30;
 const MAX_FILES: u64 = 1 << 20;
-/// How long the other side may take to take in more.
+/// Timeout for the other side to accept more bytes.
 const STALL: Duration = Duration::from_secs(5);
 
 /// Why there is no message.
@@ -101,7 +101,8 @@ impl Peer {
         Ok(())
     }
 
-    /// The next message, with its files; each part of it is waited for so long, if not for ever.
+    /// Receives the next message, with its files. Waits for each part of the message for `patience`
+    /// at most, or without limit if that is `None`.
     pub fn receive<T: DeserializeOwned>(
         &mut self,
         patience: Option<Duration>,
@@ -148,7 +149,8 @@ impl Peer {
         }
         match files.len() > before {
             true => Ok(()),
-            // What does not fit into the table of open files is missing.
+            // The kernel drops file descriptors that do not fit into this process's table of open
+            // files.
             false => Err(WireError::Strange("file descriptors are missing".into())),
         }
     }

@@ -13,7 +13,7 @@ pub struct Reply {
     /// 0 or the error.
     pub error: u32,
     pub text: String,
-    /// Of an error, where.
+    /// Offset of an error, if the reply has one.
     pub at: Option<u64>,
     /// (offset, data) in order of arrival; holes as zeroes.
     pub data: Vec<(u64, Vec<u8>)>,
@@ -24,7 +24,8 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// What was read, put together, if it is `len` bytes without gaps.
+    /// Returns the data of a read in one piece. Panics unless the data has `len` bytes without
+    /// gaps.
     pub fn bytes(mut self, offset: u64, len: usize) -> Vec<u8> {
         assert_eq!(self.error, 0, "{}", self.text);
         self.data.sort_by_key(|(at, _)| *at);
@@ -42,7 +43,7 @@ pub struct Client {
     pub stream: UnixStream,
     pub replies: Replies,
     next_cookie: u64,
-    /// What each cookie was for: (command, offset, len).
+    /// The request of each cookie: (command, offset, len).
     sent: HashMap<u64, (u16, u64, u64)>,
     partial: HashMap<u64, Reply>,
 }

@@ -4,11 +4,10 @@ use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Op, RangeLimits, Reque
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// What a disk was asked for: an operation, whether it is to be durable, and
-/// whether it may leave a hole.
+/// A request to a disk: the operation, whether it must be durable, and whether it may leave a hole.
 pub type Asked = (Op, bool, bool);
 
-/// Does nothing but note what it is asked for.
+/// A disk that only records its requests.
 pub struct NotingDisk {
     write_cache: bool,
     asked: Arc<Mutex<Vec<Asked>>>,
@@ -22,7 +21,7 @@ impl NotingDisk {
         })
     }
 
-    /// What it was asked for since.
+    /// Returns the requests since the last call.
     pub fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut self.asked.lock())
     }
@@ -67,7 +66,7 @@ impl Channel for NotingChannel {
     }
 }
 
-/// Full of sevens, but for one bad sector.
+/// A disk full of sevens, except one bad sector.
 pub struct FailingDisk {
     pub bad: u64,
 }

@@ -119,7 +119,7 @@ impl<'a> Served<'a> {
         self.ended.try_recv().is_ok()
     }
 
-    /// Goes on with another source, as in another process.
+    /// Continues with another source, as another process does.
     pub fn hand_over(self) -> Served<'a> {
         self.activity.hold(true);
         let source = self.worker.detach(self.id).into_any();

@@ -88,7 +88,7 @@ impl Export {
         &self.name
     }
 
-    /// Returns the description for users; empty if there is none.
+    /// Returns the description for users; empty if the export has no description.
     pub fn description(&self) -> &str {
         &self.description
     }

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Handshakes for disks that nobody serves.
+/// Handshakes for disks that no worker serves.
 pub struct Handshakes {
     exports: Exports,
 }

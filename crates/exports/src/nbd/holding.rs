@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Saved state of a client. Its files lie in a list that accompanies the states of all clients, in
-/// the same order.
+/// Saved state of a client. A list that accompanies the states of all clients contains their files,
+/// in the same order.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ClientState {
     /// Name of the export.

@@ -1,8 +1,8 @@
 //! An NBD server.
 //!
-//! One [`NbdServer`] serves several disks, each under its export name, to many clients at once.
-//! Each connection has a thread, which runs the handshake and then sleeps until the connection
-//! ends. Requests do not pass through that thread: a connection in the transmission phase is a
+//! An [`NbdServer`] serves several disks, each under its export name, to many clients at once. Each
+//! connection has a thread, which runs the handshake and then sleeps until the connection ends.
+//! Requests do not pass through that thread: a connection in the transmission phase is a
 //! [`Source`](fathom_core::Source) of one of the disk's workers.
 //!
 //! - `listen` creates the listening sockets,

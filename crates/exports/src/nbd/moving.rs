@@ -80,7 +80,7 @@ pub(super) enum Ask {
 }
 
 impl Moving {
-    /// Creates the state of a disk that nobody uses.
+    /// Creates the state of a disk without users.
     pub fn new(disk: Arc<dyn Disk>, workers: Arc<[WorkerHandle]>) -> Arc<Moving> {
         Arc::new(Moving {
             disk,

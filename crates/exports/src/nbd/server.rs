@@ -394,7 +394,7 @@ impl Entered {
     /// may soon be replaced.
     fn reserve(&self, export: &Arc<Export>) -> Result<bool, Denied> {
         let mut table = self.shared.table();
-        // Whoever removes an export looks at the table afterwards.
+        // A thread that removes an export looks at the table afterwards.
         if !table.stopping && table.holding.has(export) {
             return Ok(false);
         }

@@ -11,8 +11,8 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Maximum number of connections in the handshake. A further one replaces an old one, so that
-/// clients that hang keep nobody out.
+/// Maximum number of connections in the handshake. A further connection replaces an old one, so
+/// that clients that hang do not keep others out.
 const MAX_HANDSHAKES: usize = 64;
 /// All connections by number; older connections have smaller numbers.
 #[derive(Default)]
@@ -74,7 +74,7 @@ pub enum Phase {
     Held(Arc<Export>, Box<HeldState>),
 }
 
-/// What another process needs to take over a connection, or why it cannot.
+/// The state that another process needs to take over a connection, or why it cannot.
 pub type HeldState = Result<(Described, Descriptors), String>;
 
 impl Connection {

@@ -1,6 +1,6 @@
 //! Checks which files of a front-end may be mapped.
 //!
-//! A worker that touches a page waits as long as the page's file system does, and so does the
+//! A worker that touches a page waits until the page's file system has responded, and so does the
 //! kernel when this process exits. Memory files never wait: a userfaultfd of the front-end covers
 //! only its own mappings, not ours. FUSE may wait for ever. A user who may start a virtual machine
 //! may usually mount FUSE, or an overlay on it. Therefore the type of a file system is checked

@@ -1,5 +1,5 @@
-//! Hands over an export from one process to another. Its front-end may be in the middle of a
-//! message.
+//! Hands over an export from one process to another. The export's front-end may be in the middle of
+//! a message.
 //!
 //! Both ends run on the serving thread; another thread triggers the steps:
 //!
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! While an export is frozen, it handles no messages and accepts no front-ends; these wait in the
-//! sockets. Its queues run until it is halted.
+//! sockets. The export's queues run until it is halted.
 
 use super::Shared;
 use super::serve::{Connection, serve};
@@ -118,14 +118,15 @@ impl Frozen {
         Halting(bases)
     }
 
-    /// Resumes the export, since nobody has taken it over; does not wait for it.
+    /// Resumes the export, since no process has taken it over. Does not wait until it has resumed.
     pub fn go_on(self) -> GoingOn {
         let (reply, done) = sync_channel(1);
         let _ = self.orders.send(Order::GoOn(reply));
         GoingOn(done)
     }
 
-    /// Gives up the session to another export of this process; this export serves nobody any more.
+    /// Gives up the session to another export of this process; this export serves no front-end any
+    /// more.
     pub fn let_go(self) {
         let _ = self.orders.send(Order::LetGo);
     }
@@ -222,7 +223,7 @@ fn describe(listener: &Listener, connection: Option<&Connection<'_>>) -> Describ
     Ok((state, descriptors))
 }
 
-/// What an export takes over from its predecessor.
+/// The state that an export takes over from its predecessor.
 pub struct Arrival {
     state: ExportState,
     descriptors: Descriptors,

@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// File-system type of hugetlbfs in statfs(2). Its mappings are multiples of its block size.
+/// File-system type of hugetlbfs in statfs(2). Mappings of hugetlbfs are multiples of its block
+/// size.
 const HUGETLBFS_MAGIC: i64 = 0x958458f6;
 
 /// Why a file descriptor of the front-end cannot be mapped.
@@ -122,7 +123,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Returns the address of the first byte; the range stays mapped as long as `self`.
+    /// Returns the address of the first byte; the range stays mapped while `self` exists.
     pub fn ptr(&self) -> NonNull<u8> {
         // SAFETY: `delta` lies within the mapping.
         unsafe { self.base.add(self.delta) }

@@ -1,7 +1,7 @@
 //! A vhost-user-blk back-end: serves a disk to virtual machines.
 //!
-//! One [`VhostUser`] serves one disk on one socket, to one front-end (QEMU, cloud-hypervisor, ...)
-//! at a time. The thread in [`VhostUser::serve`] handles the protocol. Requests do not pass through
+//! A [`VhostUser`] serves one disk on one socket, to one front-end (QEMU, cloud-hypervisor, ...) at
+//! a time. The thread in [`VhostUser::serve`] handles the protocol. Requests do not pass through
 //! that thread: each running virtqueue is a [`Source`](fathom_core::Source) of one of the disk's
 //! workers.
 //!

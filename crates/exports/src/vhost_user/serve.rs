@@ -190,12 +190,12 @@ fn accept<'a>(
     Ok(true)
 }
 
-/// Waits for as long as the disk's connect delay demands, unless serving must end.
+/// Waits for the disk's connect delay, unless serving must end.
 fn delay(shared: &Shared) {
     let delay = shared.disk.connect_delay();
     if !delay.is_zero() {
         let delay = Timespec::try_from(delay).expect("a day at most");
-        // `wait` handles whatever ends the delay early.
+        // `wait` handles a stop request, which ends the delay early.
         let _ = poll(
             &mut [PollFd::new(&shared.stop, PollFlags::IN)],
             Some(&delay),
@@ -219,11 +219,11 @@ pub struct Connection<'a> {
     is_gone: bool,
 }
 
-/// What a front-end still has to send, and since when.
+/// The data that a front-end still has to send, and since when.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owes {
     Nothing,
-    /// Its first message. QEMU may need time, since it connects before the guest's device is
+    /// The first message. QEMU may need time, since it connects before the guest's device is
     /// plugged in; another program may never send anything.
     First(Instant),
     /// The rest of a message.

@@ -218,7 +218,7 @@ fn kicks_without_work_do_nothing() {
     assert_eq!(frontend.get_vring_base(0).unwrap(), 1);
 }
 
-/// Runs a healthy guest beside one that truncates its memory.
+/// Runs a healthy guest at the same time as a guest that truncates its memory.
 fn truncate(upset: impl FnOnce(&Memory, &mut Queue, &mut Frontend)) {
     let (served, other) = (Served::new(), Served::new());
     let (memory, other_memory) = (Memory::new(), Memory::new());

@@ -379,7 +379,7 @@ fn a_resize_reaches_the_front_end() {
     let served = Served::new();
     let mut frontend = served.connect();
     negotiate_features(&mut frontend);
-    // There is no back channel yet.
+    // The front-end has no back channel yet.
     served.export.config_changed();
     let notified = Arc::new(Notified::default());
     let mut handler = FrontendReqHandler::new(notified.clone()).unwrap();

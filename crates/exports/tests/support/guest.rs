@@ -147,8 +147,8 @@ impl Queue {
         self.offset() + HEADERS + u64::from(slot) * 32
     }
 
-    /// Makes a request available without a kick. It uses three descriptors from `3 * slot` on, and
-    /// its data is at offset `data` of the memory.
+    /// Makes a request available without a kick. The request uses three descriptors from `3 * slot`
+    /// on, and its data is at offset `data` of the memory.
     pub fn offer(&mut self, slot: u16, kind: u32, sector: u64, data: u64, len: u32) {
         let header = self.header(slot);
         let mut bytes = Vec::new();

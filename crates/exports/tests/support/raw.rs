@@ -11,7 +11,7 @@ pub struct Raw(pub UnixStream);
 
 impl Raw {
     pub fn new(frontend: &Frontend) -> Raw {
-        // SAFETY: the socket is open as long as the front-end, which outlives this call.
+        // SAFETY: the socket stays open while the front-end exists, which outlives this call.
         let socket = unsafe { BorrowedFd::borrow_raw(frontend.as_raw_fd()) };
         Raw(socket.try_clone_to_owned().unwrap().into())
     }

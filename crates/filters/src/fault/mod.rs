@@ -287,7 +287,8 @@ impl Layer for Faulty {
         }
         self.volatile.read_done(cx, id);
         if self.settings.corrupt && cx.slab[id].error == 0 {
-            // Such a request was counted when it was passed on.
+            // If the filter also fails or hangs requests, the read was counted when it was passed
+            // on.
             let is_counted = self.settings.error != 0 || self.settings.hang;
             let (choice, history) = (&self.settings.choice, &self.kind.history);
             corrupt::corrupt(choice, history, &cx.slab[id], is_counted);

@@ -1,4 +1,4 @@
-//! One worker's handling of requests while some writes are in memory only.
+//! A worker's handling of requests while some writes are in memory only.
 
 use super::cache::{Cache, SECTOR, Sector, Writes};
 use super::destage::{Destage, Then};

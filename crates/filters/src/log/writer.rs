@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Capacity of the queue in requests; further requests are counted and dropped.
 const ROOM: usize = 1 << 16;
 
-/// Time to wait for an output that accepts no data, such as a pipe that nobody reads.
+/// Time to wait for an output that accepts no data, such as a pipe that no process reads.
 const PATIENCE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(10);
 
@@ -82,7 +82,7 @@ impl Queue {
 }
 
 impl Writer {
-    /// Starts a writer. It writes nothing before the end of `after`, another writer's [end
+    /// Starts a writer. The writer writes nothing before the end of `after`, another writer's [end
     /// event](Self::end_event).
     pub(super) fn start(output: Output, after: Option<OwnedFd>) -> io::Result<Writer> {
         let (messages, received) = sync_channel(ROOM);

@@ -48,7 +48,7 @@ impl Kind for Pause {
     }
 }
 
-/// Passes all requests. Those that were popped before the disk was frozen still pass.
+/// Passes all requests, including those that were popped before the disk was frozen.
 struct Gate {
     frozen: View<bool>,
 }

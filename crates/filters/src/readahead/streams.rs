@@ -3,7 +3,7 @@
 /// Number of readers per queue that are distinguished.
 const STREAMS: usize = 4;
 
-/// One sequential reader.
+/// A sequential reader.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Stream {
     /// Offset at which the next read is expected.

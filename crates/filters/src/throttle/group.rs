@@ -152,7 +152,7 @@ impl Group {
     }
 }
 
-/// The groups of one server, by name, as long as they have members.
+/// The groups of one server, by name. A group exists while it has members.
 #[derive(Default)]
 pub struct Groups(Mutex<BTreeMap<String, Weak<Group>>>);
 

@@ -27,9 +27,9 @@ pub(super) enum Direction {
     Write,
 }
 
-/// Room of a bucket without bursts, as time at its rate. It lets a worker that wakes up late, on a
-/// busy machine, catch up. The bucket is full at first. After a pause it releases no more than this
-/// room: less than 1% of the rate over 10 s. (QEMU has 100 ms.)
+/// Room of a bucket without bursts, as time at its rate. This room lets a worker that wakes up
+/// late, on a busy machine, catch up. The bucket is full at first. After a pause it releases no
+/// more than this room: less than 1% of the rate over 10 s. (QEMU has 100 ms.)
 const SLACK: Duration = Duration::from_millis(90);
 
 /// Maximum rate per second.

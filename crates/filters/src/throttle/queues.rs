@@ -3,8 +3,9 @@
 use fathom_core::{Channel, Cx, Op, RequestId};
 use std::collections::VecDeque;
 
-/// One queue per source and direction. Only the first request of each queue holds a reservation. So
-/// the queues of this worker and of others take turns, however many requests wait in each.
+/// The queues of waiting requests, one per source and direction. Only the first request of each
+/// queue holds a reservation. Therefore the queues of this worker and of others take turns, however
+/// many requests wait in each.
 #[derive(Default)]
 pub(super) struct Queues {
     queues: Vec<Queue>,

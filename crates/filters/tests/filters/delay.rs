@@ -12,12 +12,12 @@ fn what_is_delayed_together_ends_together() {
     let answers = peer.answers(READS);
     for answer in &answers {
         assert_eq!(answer.error, 0);
-        // The stage `queue` contains the whole delay. It is never shorter, however slow the machine
-        // is.
+        // The stage `queue` contains the whole delay, so it is never shorter, even on a slow
+        // machine.
         assert!(answer.queued >= 200 * MS, "{answer:?}");
     }
-    // If requests waited one after the other, the last would wait a hundred times as long as the
-    // first.
+    // If requests waited one after the other, the wait of the last would be a hundred times the
+    // wait of the first.
     let mut waits: Vec<_> = answers.iter().map(|answer| answer.queued).collect();
     waits.sort_unstable();
     assert!(waits[READS - 1] < 20 * waits[0], "{waits:?}");

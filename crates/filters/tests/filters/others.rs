@@ -80,7 +80,7 @@ fn a_log_that_nobody_reads_blocks_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
-    // Allows the filter to open the pipe; nobody ever reads from it.
+    // Allows the filter to open the pipe; no process ever reads from it.
     let _reader = std::fs::File::options()
         .read(true)
         .write(true)

@@ -138,8 +138,8 @@ fn a_burst_is_let_through_and_then_no_more() {
     peer.ask_all((0..1100).map(|_| read()));
     let answers = peer.answers(1100);
     let after = |answer: &Answer| Clock::get().duration(answer.at - start).as_secs_f64();
-    // Without a burst, the first thousand would take ten times as long as the hundred after them;
-    // with it, a fraction. The last hundred do not complete early on any machine.
+    // Without a burst, the first thousand requests would take ten times the time of the next
+    // hundred; with a burst, less. The last hundred do not complete early on any machine.
     let burst = after(&answers[999]);
     let rest = after(&answers[1099]) - burst;
     assert!(burst < 5.0 * rest, "{burst} s, then {rest} s");

@@ -1,4 +1,4 @@
-//! What a host hands over to another process.
+//! Interface of a host whose disks can be handed over to another process.
 
 use super::state::{DiskState, Progress, State};
 use fathom_core::HandoverState;
@@ -8,7 +8,7 @@ use fathom_metrics::DiskCounts;
 use fathom_sockets::{Bound, Descriptors};
 use std::time::Instant;
 
-/// What a successor gets. Exports are stopped until this is dropped.
+/// The state that a successor gets. Exports are stopped until this value is dropped.
 pub struct Given {
     /// The state of the server, without the disks.
     pub state: State,
@@ -74,6 +74,7 @@ pub trait HandoverHost {
     /// Takes ownership of everything, including the NBD sockets.
     fn own(&mut self, bounds: Vec<Bound>);
 
-    /// Begins to replace the processes of tenants by processes of this program. `tell` hears of each, and of the end.
+    /// Begins to replace the processes of tenants by processes of this program. Calls `tell` for each tenant, and at
+    /// the end.
     fn renew(&mut self, tell: Box<dyn FnMut(Progress) + Send>);
 }

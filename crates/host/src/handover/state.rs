@@ -31,7 +31,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Version of these messages. It changes when a successor that does not know the change could not continue correctly.
+/// Version of these messages. The version changes when a successor that does not know the change could not continue
+/// correctly.
 pub const VERSION: u32 = 1;
 
 /// Version of a server with a disk whose parts hand over state: `DiskState::lent`, `Stopped::left`.
@@ -186,7 +187,7 @@ pub enum Word {
     Active,
     /// The successor serves the disks, and its API listens.
     Serving,
-    /// The successor cannot take over. One line for the user.
+    /// The successor cannot take over, for this reason: a message for the user, in one line.
     Refused(String),
 }
 
@@ -198,7 +199,7 @@ pub struct Go;
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Progress {
     Tenant(Renewal),
-    /// There are no more tenants.
+    /// No more tenants follow.
     Done,
 }
 
@@ -236,7 +237,7 @@ mod tests {
         }
     }
 
-    /// A server of version 1 says nothing of parts, and a successor of version 1 passes over what is said.
+    /// A server of version 1 sends nothing about parts, and a successor of version 1 ignores what a newer server sends.
     #[test]
     fn parts_that_are_not_spoken_of_have_left_nothing() {
         let stopped: Stopped = serde_json::from_str(r#"{"bases":[[1]],"clients":[]}"#).unwrap();

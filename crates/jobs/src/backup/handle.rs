@@ -108,12 +108,12 @@ impl Backup {
         }
     }
 
-    /// Fails the backup with this reason. Its readers get errors, too.
+    /// Fails the backup with this reason. The backup's readers get errors, too.
     pub fn give_up(&self, problem: &str) {
         self.past.give_up(problem.into());
     }
 
-    /// Ends the backup, which nobody reads any more, and releases the disk. May block.
+    /// Ends the backup, which no client reads any more, and releases the disk. May block.
     ///
     /// If the backup has not failed, the bitmap may advance from then on.
     pub fn end(self) -> Status {

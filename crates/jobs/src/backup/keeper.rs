@@ -29,7 +29,7 @@ pub(super) struct Keeper {
     pub(super) job: Job,
     /// The disk below the tap at which users' writes wait.
     pub(super) disk: Client,
-    /// The scratch file: as long as the disk, and initially empty.
+    /// The scratch file, which has the size of the disk and is initially empty.
     pub(super) scratch: File,
     pub(super) most: u64,
     /// Number of bytes of the disk in the scratch file.

@@ -23,7 +23,7 @@ const CHILDREN: usize = 64;
 /// are read again from there: they may have been overwritten earlier, and other parts were not.
 pub(super) struct View {
     pub(super) past: Arc<Past>,
-    /// The source disk, which the backup keeps activated as long as this view exists.
+    /// The source disk, which the backup keeps activated while this view exists.
     pub(super) disk: Arc<dyn Disk>,
     pub(super) scratch: Arc<FileDisk>,
     /// The contents of the bitmap at the instant, if the backup has one.
@@ -216,7 +216,7 @@ impl ViewChannel {
 
 /// Rewrites the block status reply of a request for the instant of the backup.
 ///
-/// Saved blocks are reported as data, whatever the disk holds there now. Blocks that the bitmap
+/// Saved blocks are reported as data, even if the disk has a hole there now. Blocks that the bitmap
 /// marks are reported as dirty.
 ///
 /// # Safety

@@ -7,8 +7,8 @@
 //!   the image above the intermediate ones.
 //!
 //! Users change the top image only, so nothing is copied twice. Data written to the lower image is
-//! hidden by the intermediate images, which have the same data. So the chain reads as the same
-//! disk at any time.
+//! hidden by the intermediate images, which have the same data. Therefore the chain reads as the
+//! same disk at any time.
 
 mod committer;
 mod handle;

@@ -42,8 +42,8 @@ pub(super) struct Follower {
     pub(super) terms: Terms,
     /// The ranges that users have changed.
     ///
-    /// They are moved to `todo` only while no copy is in flight. If the same range were copied
-    /// twice at once, the older data might be written last.
+    /// These ranges are moved to `todo` only while no copy is in flight. If the same range were
+    /// copied twice at once, the older data might be written last.
     pub(super) noted: Arc<Changes>,
     pub(super) todo: Changes,
     /// Recording of changes, until the mirror ends or its thread is abandoned.

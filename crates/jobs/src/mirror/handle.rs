@@ -53,8 +53,8 @@ impl Mirror {
         let shared = Shared::new(matches!(to, Target::Below(_)), terms.rate, &tell);
         // Activating another target may block: its lock is taken, or its file system does not
         // respond. A front-end that disconnects from the source waits for all users of the source.
-        // So the source is not activated yet. A target below the source is activated together with
-        // it.
+        // Therefore the source is not activated yet. A target below the source is activated
+        // together with it.
         let early = match &to {
             Target::Other(_) => Some(InUse::new(&target).map_err(error)?),
             Target::Below(_) => None,

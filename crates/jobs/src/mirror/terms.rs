@@ -20,8 +20,8 @@ pub enum Target {
     Other(Unserved),
     /// A lower image of the same chain.
     ///
-    /// The data of the images above it is copied into it. Those images hide the copied data, so
-    /// the chain reads as the same disk at any time.
+    /// The data of the images above it is copied into it. These images hide the copied data, so the
+    /// chain reads as the same disk at any time.
     Below(Arc<ImageDisk>),
 }
 

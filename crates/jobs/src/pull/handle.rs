@@ -171,7 +171,7 @@ impl Pull {
         self.shared.rate.limit()
     }
 
-    /// Sets the limit in bytes per second. It applies to the next piece that is copied.
+    /// Sets the limit in bytes per second. The limit applies to the next piece that is copied.
     pub fn set_rate(&self, limit: Option<u64>) {
         self.shared.rate.set(limit);
     }

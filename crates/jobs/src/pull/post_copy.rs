@@ -1,7 +1,8 @@
 //! Post-copy: the guest runs here at once; the data that it accesses is copied first.
 //!
 //! The guest may change a block once the block is durable here and its bit in the record is
-//! durable. So a crash never causes a block to be copied over data that the guest has written.
+//! durable. Therefore a crash never causes a block to be copied over data that the guest has
+//! written.
 
 use super::puller::{FIRST_PAUSE, IDLE, IMPATIENT, LAST_PAUSE, Puller, Target, problem};
 use super::record::Record;
@@ -26,7 +27,7 @@ const NOTE: Duration = Duration::from_secs(1);
 /// Maximum wait for requests of the guest when there is nothing else to do.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Maximum pause between two slices, whatever the rate.
+/// Maximum pause between two slices, even at a very low rate.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Length in bytes of a query for changes that only checks the connection.
@@ -85,7 +86,7 @@ impl Puller {
         target.latch.open(&target.workers);
         self.enter(Phase::Arriving);
         if self.follow(target).is_none() {
-            // Nobody copies data for waiting requests any more: they fail.
+            // No thread copies data for waiting requests any more, so these fail.
             target.missing.set_hopeless(true);
             return None;
         }

@@ -1,4 +1,4 @@
-//! The persistent state of a move: a file beside the image.
+//! The persistent state of a move: a file, by default next to the image.
 
 use super::terms::Terms;
 use fathom_files::gate;
@@ -228,8 +228,8 @@ impl State {
 
 /// Returns whether the disk must not be served by itself, according to the record at `path`.
 ///
-/// That is so if a guest has run on the disk and some data is missing. A record that cannot be
-/// read or parsed counts as unfinished.
+/// The disk must not be served if a guest has run on it and some data is missing. A record that
+/// cannot be read or parsed counts as unfinished.
 pub fn is_unfinished(path: &Path) -> bool {
     let mut options = File::options();
     // The owner of the directory may have put any kind of file there.

@@ -1,4 +1,4 @@
-//! State shared by the thread of a pull and by those who control it.
+//! State shared by the thread of a pull and by the threads that control it.
 
 use super::terms::Status;
 use crate::copy::Rate;

@@ -39,10 +39,11 @@ impl Todo {
     }
 }
 
-/// Connects to the server, which records changes from then on. The disk must be as long as `todo`.
+/// Connects to the server, which records changes from then on. The disk must have the size of
+/// `todo`.
 ///
-/// If the server does not know which changes it has reported, the whole disk is marked, and
-/// `true` is returned, too. Such a server may not know of the takeover either.
+/// If the server does not know which changes it has reported, the whole disk is marked, and `true`
+/// is returned, too. In this case the server may not know of the takeover either.
 pub(super) fn connect(
     uri: &NbdUri,
     id: &str,
@@ -59,8 +60,8 @@ pub(super) fn connect(
 
 /// Connects to the server of a disk of `ours` bytes.
 ///
-/// `is_known` says whether the server was told of this move before. Returns false, too, if it
-/// still knows the move, otherwise true.
+/// `is_known` says whether the server has learned of this move before. Also returns false if the
+/// server still knows the move, otherwise true.
 pub(super) fn reach(
     uri: &NbdUri,
     id: &str,

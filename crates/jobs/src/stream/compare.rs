@@ -105,7 +105,7 @@ impl Compare<'_> {
     }
 }
 
-/// One side of a comparison, and its name in messages.
+/// A side of a comparison, and its name in messages.
 pub(super) struct Side<'a> {
     pub(super) disk: &'a Client,
     pub(super) name: &'static str,

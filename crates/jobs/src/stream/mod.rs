@@ -7,8 +7,8 @@
 //! - `handle` starts the job, which is controlled like all jobs that follow their disk
 //!   (`following`).
 //!
-//! What users write meanwhile belongs to the image at once. A failure ends the job and leaves the
-//! disk unchanged: the image merely holds more data of its own.
+//! Data that users write meanwhile belongs to the image at once. A failure ends the job and leaves
+//! the disk unchanged: the image merely holds more data of its own.
 
 mod compare;
 mod handle;

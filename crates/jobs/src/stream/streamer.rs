@@ -103,15 +103,15 @@ impl Streamer {
             free: Vec::new(),
         };
         let passed = self.pass(&mut pass);
-        // Requests in flight must complete, whatever the outcome of the pass.
+        // Requests in flight must complete, even if the pass has failed.
         let ended = self.await_all(&mut pass);
         match passed.and(ended) {
             Ok(()) => self.name_below(&job, &side_view).map(|()| Gone::Done),
             Err(Halt::Problem(problem)) => Err(problem),
             Err(Halt::Asked) if self.shared.state().next() == Next::Stop => {
                 // Dropping the clients ends all requests to the disk's own images. Only reads of
-                // the other image may remain. Nobody waits for them, since that image is not the
-                // disk's.
+                // the other image may remain. No user waits for these reads, since that image is
+                // not the disk's.
                 drop(pass);
                 drop((side_view, ours));
                 let release = Box::new(|| ());
@@ -120,7 +120,7 @@ impl Streamer {
             }
             Err(Halt::Asked) => {
                 // The other image may not respond any more, and dropping its client waits for it.
-                // So the disk is released first, with no request to it in flight.
+                // Therefore the disk is released first, with no request to it in flight.
                 drop(pass);
                 drop((side_view, ours));
                 self.shared.let_go();
@@ -162,7 +162,8 @@ impl Streamer {
         !is_own
             && match &self.terms.below {
                 Below::Nothing => !extent.zero,
-                // Beyond the end of a short image the disk reads as zeroes, whatever is below.
+                // Beyond the end of a short image the disk reads as zeroes, even if the images
+                // below hold data there.
                 Below::Own { .. } => !extent.is_below(),
                 Below::Other { .. } => true,
             }

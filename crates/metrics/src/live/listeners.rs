@@ -1,4 +1,4 @@
-//! Clients of live numbers. Those with the same interval share a sampler, which ends with them.
+//! Clients of live numbers. Clients with the same interval share a sampler, which ends with them.
 
 use super::sample::Sample;
 use super::sampler::Sampler;
@@ -86,7 +86,7 @@ struct Running {
 }
 
 impl Running {
-    /// Returns the sender, or `None` if nobody listens or the sampler has ended.
+    /// Returns the sender, or `None` if no client listens or the sampler has ended.
     fn heard(&self) -> Option<Sender<Arc<Told>>> {
         self.to.upgrade().filter(|to| to.receiver_count() > 0)
     }
@@ -154,7 +154,7 @@ impl Listeners {
     }
 }
 
-/// Measures at each interval as long as somebody listens.
+/// Measures at each interval while a client listens.
 async fn sample<F>(interval: Duration, measure: impl Fn() -> F, to: Sender<Arc<Told>>)
 where
     F: Future<Output = Option<Measures>>,

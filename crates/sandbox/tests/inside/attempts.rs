@@ -85,7 +85,7 @@ pub struct Attempt {
     pub name: &'static str,
     /// Whether the attempt succeeds without a sandbox.
     pub works: bool,
-    /// Whether the attempt ends every sandboxed process, in whichever thread.
+    /// Whether the attempt ends every sandboxed process, in any kind of thread.
     pub ends: bool,
     pub make: fn(&mut Place) -> Outcome,
 }

@@ -1,4 +1,4 @@
-//! Attempts of an attacker who has taken over a thread, for each kind of process and thread.
+//! Attempts of an attacker in control of a thread, for each kind of process and thread.
 //!
 //! Each attempt runs in a sandboxed child process, an instance of this program. The parent observes
 //! the outcome.

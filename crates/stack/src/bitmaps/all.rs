@@ -20,7 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The bitmaps of a disk.
 pub struct Bitmaps {
-    /// The place of the bitmaps. The error says why there are none.
+    /// The place of the bitmaps. The error says why the disk has no bitmaps.
     pub(super) place: Result<Place, String>,
     /// The image that holds the bitmaps while the disk is not in use.
     pub(super) image: Option<Arc<ImageDisk>>,
@@ -95,8 +95,8 @@ impl Bitmaps {
 
     /// Publishes the bitmaps that workers mark.
     ///
-    /// A worker takes them over before it submits its next request, or when it is asked to look. It
-    /// then marks its requests in flight in them.
+    /// A worker takes the bitmaps over before it submits its next request, or when it is asked to
+    /// look. The worker then marks its requests in flight in these bitmaps.
     fn tell_workers(&self, state: &State) {
         let all = state.all().cloned().collect();
         let mut marked = self.marked.lock();
@@ -439,7 +439,7 @@ impl State {
                     tracing::warn!("{}: {why}; the bitmap is ignored", path.display());
                 }
                 // Users take precedence and need not wait for a bitmap that can be created again.
-                // But nobody else may trust an invalid bitmap, so its file is removed.
+                // But no other program may trust an invalid bitmap, so its file is removed.
                 Err(NotOpened::Failed(error)) if !place.has_only_bitmaps(&path) => {
                     tracing::error!(
                         "{}: {}; the bitmap is ignored",
@@ -563,7 +563,7 @@ impl State {
         if let Some(next) = next.cloned() {
             match fs::rename(place.next_path(name), place.next_path(to)) {
                 Ok(()) => next.rename(to),
-                // Nobody can advance to this successor any more.
+                // The bitmap can no longer advance to this successor.
                 Err(_) => self.drop_successor(place, name),
             }
         }

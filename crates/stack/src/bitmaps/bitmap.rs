@@ -112,11 +112,11 @@ impl Bitmap {
             .create_new(true)
             .open(path)?;
         let made = Bitmap::in_use(file, name, header, now);
-        // `create_new` failed before this point for a file of somebody else.
+        // `create_new` fails before this point if another program has created the file.
         made.inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
-    /// Opens the file at this path. Its contents count only if they are known to be right.
+    /// Opens the file at this path. The file's contents count only if they are known to be right.
     pub(super) fn open(path: &Path, name: &str, now: &Now<'_>) -> Result<Bitmap, NotOpened> {
         let (file, header) = open_own(path, Access::Write)?;
         Bitmap::taken(file, header, path, name, now).map_err(NotOpened::Broken)
@@ -130,7 +130,7 @@ impl Bitmap {
         now: &Now<'_>,
     ) -> io::Result<Bitmap> {
         only_name(&file)?;
-        // As long as there is a problem, everything is dirty, whatever the bits are.
+        // While the header names a problem, everything is dirty, even where bits are clear.
         if header.problem.is_none()
             && let Some(problem) = problem_of(&file, &header, now)?
         {
@@ -229,10 +229,10 @@ impl Bitmap {
         })
     }
 
-    /// Closes the bitmap durably. It stays valid while the image's file is unchanged.
+    /// Closes the bitmap durably. The bitmap stays valid while the image's file is unchanged.
     ///
-    /// Nobody marks anything any more. `own`: whether the image has the bitmap, too. After an error
-    /// the file must be removed.
+    /// No worker marks the bitmap any more. `own`: whether the image has the bitmap, too. After an
+    /// error the file must be removed.
     pub(super) fn close(&self, image: Option<Left>, own: bool) -> io::Result<()> {
         let written = self.map.sync();
         let problem = match written {
@@ -327,7 +327,7 @@ impl Bitmap {
 
     /// Returns whether the image's version of the bitmap counts, if it is valid.
     ///
-    /// That requires that the bitmap belongs to this image.
+    /// The result is true only if the bitmap belongs to this image.
     pub(super) fn is_as_in_image(&self) -> bool {
         // A program that records changes in the image also changes the bitmap there first.
         let is_unknown_there = [ELSEWHERE, OTHER_DISK, DATA_CHANGED]
@@ -408,7 +408,8 @@ fn open_own(path: &Path, access: Access) -> Result<(File, Header), NotOpened> {
     Ok((file, header))
 }
 
-/// Rejects a file with several links, since somebody may want it to be changed in this way.
+/// Rejects a file with several links, since another user may have linked a file here to have it
+/// changed.
 fn only_name(file: &File) -> io::Result<()> {
     match file.metadata()?.nlink() {
         1 => Ok(()),

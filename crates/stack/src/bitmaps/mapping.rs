@@ -39,7 +39,7 @@ impl Alarm for Lost {
     }
 }
 
-// SAFETY: the pointer refers to atomics, which stay mapped as long as this value lives.
+// SAFETY: the pointer refers to atomics, which stay mapped while this value lives.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -79,9 +79,9 @@ impl Mapping {
 
     #[inline]
     pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the memory is mapped as long as this value lives, aligned to a page, and long
-        // enough. Other processes may write any bits there; if the file is truncated, other memory
-        // takes its place.
+        // SAFETY: the memory is mapped while this value lives, aligned to a page, and long enough.
+        // Other processes may write any bits there; if the file is truncated, other memory takes
+        // its place.
         unsafe { std::slice::from_raw_parts(self.start, self.words) }
     }
 

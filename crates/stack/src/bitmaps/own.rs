@@ -5,7 +5,7 @@
 //! bitmaps as in use. If they are marked so, either this server was killed, and the files count.
 //! Or another program was killed, and everything is dirty.
 //!
-//! A process that takes a disk into use may lack the right to create files. So the files for
+//! A process that takes a disk into use may lack the right to create files. Therefore the files for
 //! bitmaps that others have made are created beforehand. Where that was too early, a bitmap is in
 //! memory until the disk is released.
 
@@ -87,8 +87,8 @@ impl Bitmaps {
 
     /// Calls `work` with the bitmaps of an image whose disk is not in use.
     ///
-    /// The image may have to stay unchanged. So the bitmaps are read from it, and the result is
-    /// left in files beside it.
+    /// The image may have to stay unchanged. Therefore the bitmaps are read from the image, and the
+    /// result is left in files next to it.
     pub(super) fn with_own<T>(
         &self,
         size: u64,

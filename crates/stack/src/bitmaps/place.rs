@@ -33,7 +33,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Returns the place for a disk. `dir` is the directory if it is not beside the image.
+    /// Returns the place for a disk. `dir` is the directory if it is not next to the image.
     ///
     /// The error says why the disk has no bitmaps.
     pub(crate) fn of(location: &Location, dir: Option<&Path>) -> Result<Place, String> {
@@ -46,7 +46,7 @@ impl Place {
             beside.push(".bitmaps");
             return Ok(Place {
                 dir: dir.map_or(beside.into(), Path::to_owned),
-                // A directory beside an image belongs to that image alone.
+                // A directory next to an image belongs to that image alone.
                 of: dir.map(|_| digest(image.as_os_str().as_bytes())),
                 image: Some(image),
                 data: None,
@@ -100,7 +100,7 @@ impl Place {
 
     /// Creates the directory that the user has named.
     ///
-    /// Its lock keeps other processes away if the disk itself cannot be locked.
+    /// The directory's lock keeps other processes away if the disk itself cannot be locked.
     pub(crate) fn make_said(&self) -> Result<(), String> {
         let made = match self.is_beside() {
             true => Ok(()),
@@ -123,7 +123,7 @@ impl Place {
         }
     }
 
-    /// Returns whether the path must be a bitmap, because nobody else uses the directory.
+    /// Returns whether the path must be a bitmap, because no other disk uses the directory.
     pub(super) fn has_only_bitmaps(&self, path: &Path) -> bool {
         (self.is_beside() || self.image.is_none()) && is_file(path)
     }
@@ -178,7 +178,7 @@ impl Place {
 
     /// Removes unneeded successors and unfinished files.
     ///
-    /// Their bitmaps continue without them. A file that cannot be removed does no harm.
+    /// The bitmaps continue without these files. A file that cannot be removed does no harm.
     pub(super) fn tidy(&self, pending: &[(String, u64)]) -> io::Result<()> {
         let needed = Vec::from_iter(pending.iter().map(|(name, _)| self.next_path(name)));
         let is_next = |name: &String| {

@@ -154,7 +154,7 @@ fn after_the_machine_went_down_all_is_dirty_until_a_backup_is_safe() {
     mark(&bitmaps, 0, 1);
     bitmaps.advance("a", None, SIZE).unwrap();
     assert_eq!(only(&bitmaps), (BLOCK, None));
-    // A crash while nobody uses the bitmap has no effect.
+    // A crash while no process uses the bitmap has no effect.
     host_close(&host, &bitmaps);
     host.boot = "three";
     assert_eq!(only(&host.used()), (BLOCK, None));
@@ -225,7 +225,7 @@ fn a_successor_counts_only_when_the_bitmap_advances() {
     let bitmaps = host.used();
     assert_eq!(only(&bitmaps), (3 * BLOCK, None));
     assert!(bitmaps.advance("a", None, SIZE).is_err() && !host.file(".a.next").exists());
-    // Nothing changes while nobody uses the disk.
+    // The successor stays valid while no process uses the disk.
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, 4 * BLOCK, 1);
     host_close(&host, &bitmaps);

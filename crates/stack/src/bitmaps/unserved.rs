@@ -1,4 +1,4 @@
-//! Bitmaps of a disk that nobody serves, for tools.
+//! Bitmaps of a disk that no server uses, for tools.
 
 use super::all::Bitmaps;
 use super::bitmap::{Bitmap, Looked, NotOpened, Now};
@@ -19,7 +19,7 @@ use std::thread;
 type Found = (String, Result<Looked, String>);
 
 impl Bitmaps {
-    /// Returns the bitmaps beside an image, or in `dir`. `data`: the external data file, if any.
+    /// Returns the bitmaps next to an image, or in `dir`. `data`: the external data file, if any.
     ///
     /// A caller that changes the bitmaps must have locked the image. The error says why there can
     /// be no bitmaps.
@@ -55,8 +55,8 @@ impl Bitmaps {
     /// Changes the bitmaps if all files in the directory belong to this disk and are usable.
     ///
     /// Otherwise the directory may be the wrong one. The change runs with the rights of the owner
-    /// of the directory, or of the image if there is no directory. So a server with those rights
-    /// can use the files, and a user who may write to the directory gains no rights.
+    /// of the directory, or of the image if there is no directory. Therefore a server with those
+    /// rights can use the files, and a user who may write to the directory gains no rights.
     pub fn change_unserved(
         &self,
         change: impl FnOnce(&Bitmaps) -> Result<(), String> + Send,

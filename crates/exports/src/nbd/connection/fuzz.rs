@@ -337,8 +337,8 @@ impl Host {
 
     /// Reads all replies and completes all requests until nothing changes.
     ///
-    /// A connection that is still served has then received every byte. It owes a reply only to a
-    /// command whose payload the client has not sent.
+    /// A connection that is still served has then received every byte. The connection owes a reply
+    /// only to a command whose payload the client has not sent.
     fn run_dry(&mut self) {
         let mut idle = 0;
         while idle < 4 {

@@ -46,7 +46,7 @@ impl Inbox {
             window: MIN_WINDOW,
             users: vec![0; pool.blocks()],
         };
-        // SAFETY: the bytes fit into the block, and nobody else uses it.
+        // SAFETY: the bytes fit into the block, which the pool has given to this inbox alone.
         unsafe {
             inbox
                 .base

@@ -107,7 +107,7 @@ impl Payload {
 pub(super) enum Stop {
     /// All received bytes are parsed.
     NeedsBytes,
-    /// There is no memory or no free request, or the client does not read its replies.
+    /// No memory or no free request is left, or the client does not read its replies.
     NeedsRoom,
     /// The connection has used its share of this iteration.
     HadItsTurn,

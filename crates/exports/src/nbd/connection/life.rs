@@ -94,7 +94,7 @@ impl NbdSource {
             message: &mut self.receive.message,
         };
         // SAFETY: the box, the pages and the inbox stay until the completion: the source is not
-        // given back before, and nobody else receives.
+        // given back before, and no other receive is in flight.
         unsafe { cx.engine.push_socket(io, id.token(RECEIVE)) };
         self.receive.in_flight = true;
     }
@@ -143,8 +143,8 @@ impl NbdSource {
             let Some((at, len)) = room.filter(|(_, len)| *len > 0) else {
                 return Ok(());
             };
-            // SAFETY: this memory belongs to the connection, nobody else uses it meanwhile, and the
-            // kernel has initialised it.
+            // SAFETY: this memory belongs to the connection, no other code uses it meanwhile, and
+            // the kernel has initialised it.
             match tls.open(unsafe { std::slice::from_raw_parts_mut(at, len) })? {
                 Opened::Nothing => return Ok(()),
                 Opened::Bytes(bytes) if direct => {

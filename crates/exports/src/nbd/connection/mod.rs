@@ -1,4 +1,4 @@
-//! One NBD connection in the transmission phase: a source of requests to its disk.
+//! An NBD connection in the transmission phase: a source of requests to its disk.
 //!
 //! - `life` receives into the `inbox`, or into a large payload's own pages, and ends the
 //!   connection.
@@ -14,8 +14,9 @@
 //!
 //! # Commands
 //!
-//! - One receive accepts all commands that the socket holds. The payload of a small write is used
-//!   where it was received. A large payload is received into pages of its own, which suit O_DIRECT.
+//! - A single receive accepts all commands that the socket holds. The payload of a small write is
+//!   used where it was received. A large payload is received into pages of its own, which suit
+//!   O_DIRECT.
 //! - A long command becomes several requests of 256 KiB, so that other commands can overtake it.
 //! - After NBD_CMD_DISC, every command gets its reply before the socket closes. If the client
 //!   vanishes, its requests complete, and the source leaves its worker when the kernel no longer
@@ -59,7 +60,7 @@ use table::Table;
 pub struct Stream {
     /// The connected socket.
     pub socket: OwnedFd,
-    /// The TLS session. Its handshake is complete, and it has no bytes to write.
+    /// The TLS session, whose handshake is complete and which has no bytes to write.
     pub tls: Option<Box<rustls::Connection>>,
     /// Bytes received after the handshake; with TLS, their plain text.
     pub read_ahead: Vec<u8>,
@@ -161,8 +162,8 @@ impl Default for Limits {
     }
 }
 
-/// Callback for the end of a connection. It is called once, on the worker's thread, when nothing is
-/// in flight and the source can be detached. It must not block.
+/// Callback for the end of a connection. The worker's thread calls it once, when nothing is in
+/// flight and the source can be detached. The callback must not block.
 pub type OnEnd = Box<dyn FnOnce() + Send>;
 
 /// Why a connection ended.
@@ -279,7 +280,7 @@ pub struct NbdSource {
     splitting: VecDeque<u16>,
     split_in_flight: usize,
     outbox: Outbox,
-    /// There are more commands to accept after the other sources have had their turn.
+    /// More commands remain to be accepted after the other sources have had their turn.
     more: bool,
     /// The connection accepts commands.
     serving: bool,

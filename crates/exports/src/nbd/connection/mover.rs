@@ -8,7 +8,8 @@ use crate::nbd::moving::Mover;
 use fathom_nbd::protocol::{CHANGED, ErrorCode, RequestHeader, command};
 
 impl NbdSource {
-    /// Reports changes to this client from now on. Its block status reports nothing else.
+    /// Reports changes to this client from now on. The client's block status commands report
+    /// nothing else.
     pub fn tell_changes(&mut self, mover: Mover) {
         self.mover = Some(mover);
     }

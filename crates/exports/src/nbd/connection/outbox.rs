@@ -1,5 +1,5 @@
-//! Queue of replies. One system call sends all replies that are ready, with headers and data in
-//! place.
+//! Queue of replies. A single system call sends all replies that are ready, with headers and data
+//! in place.
 
 use super::pool::{Pool, Span};
 use fathom_core::{Cx, SocketIo, SocketIoKind, Token};

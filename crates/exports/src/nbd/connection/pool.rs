@@ -56,7 +56,7 @@ fn mask(pages: u32) -> u64 {
 /// flight thus uses little memory, which stays in the CPU's cache.
 pub(super) struct Pool {
     base: *mut u8,
-    /// One word per block, with a bit set for each free page.
+    /// A word per block, with a bit set for each free page.
     free: Vec<u64>,
     free_pages: usize,
     /// Index of the first block that may have free pages.
@@ -166,7 +166,7 @@ fn find(free: u64, pages: u32) -> Option<u32> {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value, and nobody uses it any more.
+        // SAFETY: the mapping belongs to this value, and no pointer into it is used any more.
         let unmapped = unsafe { munmap(self.base.cast(), self.blocks() * BLOCK) };
         debug_assert!(unmapped.is_ok());
     }

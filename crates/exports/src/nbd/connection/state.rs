@@ -1,8 +1,8 @@
 //! Pauses a connection and hands it over to another process.
 //!
-//! A *held* connection has nothing in flight, neither at the disk nor at its socket. It may stop
-//! between any two bytes that it receives or sends; its state includes the unfinished parts of its
-//! commands.
+//! A *held* connection has nothing in flight, neither at the disk nor at its socket. The connection
+//! may stop between any two bytes that it receives or sends; its state includes the unfinished
+//! parts of its commands.
 
 use super::check::{Kind, Refusal, check_range};
 use super::intake::{Payload, Piece};
@@ -221,8 +221,8 @@ impl NbdSource {
     /// Describes a held connection for another process. The error is a sentence for the user.
     pub fn describe(&self, files: &mut Descriptors) -> Result<Described, String> {
         match &self.mover {
-            // The successor of this server knows who has taken over the disk, and tells a client
-            // that reconnects.
+            // The successor of this server knows which server has taken over the disk, and tells a
+            // client that reconnects.
             Some(mover) if mover.has_taken_over() => return Ok(Described::Reconnects),
             Some(_) => {
                 return Err(

@@ -88,8 +88,8 @@ impl Table {
         self.commands.len()
     }
 
-    /// Takes a free command and resets its progress. Its other fields still hold the values of the
-    /// previous command. The table must not be full.
+    /// Takes a free command and resets its progress. The command's other fields still hold the
+    /// values of the previous command. The table must not be full.
     #[inline]
     pub(super) fn take(&mut self) -> u16 {
         let index = self.free.pop().expect("room for a command");

@@ -20,8 +20,8 @@ pub enum Received {
     Closed,
 }
 
-/// Assembles messages as their bytes arrive, without waiting. It never reads past the end of a
-/// message, so that file descriptors stay with their message.
+/// Assembles messages as their bytes arrive, without waiting. The receiver never reads past the end
+/// of a message, so that file descriptors stay with their message.
 #[derive(Default)]
 pub struct Receiver {
     bytes: Vec<u8>,

@@ -36,7 +36,7 @@ impl InflightArea {
         };
         let offset = start + usize::from(index) * region_size(entries);
         // SAFETY: the mapping was checked to hold `queues` regions of this size from an 8-aligned
-        // start, and it lives as long as the queue. Only this queue accesses this part, since a
+        // start, and the queue keeps a reference to it. Only this queue accesses this part, since a
         // vring runs only once.
         Some(unsafe {
             InflightQueue::new(

@@ -27,8 +27,8 @@ impl Session<'_> {
             .map_err(|e| Fault::Fatal(format!("dirty log: {e}")))?;
         let mapping = Arc::new(mapping);
         let (bytes, len) = (mapping.ptr(), mapping.len());
-        // SAFETY: `mapping` covers `len` bytes and lives as long as the log, which alone accesses
-        // it.
+        // SAFETY: `mapping` covers `len` bytes, and the log keeps a reference to it. Only the log
+        // accesses these bytes.
         let log = unsafe { DirtyLog::new(bytes, len, mapping.clone()) };
         let log = Arc::new(log);
         self.while_paused(|session| {

@@ -38,7 +38,7 @@ impl MemoryTable {
             })
             .collect();
         // SAFETY: a `Mapping` is readable and writable, has the length of its region, and is
-        // unmapped only by its drop. Nothing makes references into it, and truncation is handled.
+        // unmapped only by its drop. No code makes references into it, and truncation is handled.
         let memory = unsafe { GuestMemory::new(guest_regions) }.map_err(Fault::refused)?;
         let memory = (!regions.is_empty()).then(|| Arc::new(memory));
         Ok(MemoryTable { regions, memory })

@@ -121,7 +121,7 @@ impl Session<'_> {
         // some drivers wait for them. The queue of a running vring signals by itself.
         let vring = &self.vrings[self.vring(index)?];
         if vring.running.is_none() && signal(vring.call.as_ref()).is_err() {
-            // The front-end's eventfd has been replaced by another one, which nobody reads.
+            // The front-end's eventfd has been replaced by another one, which no process reads.
             tracing::warn!(
                 "vhost-user: vring {index}: its call eventfd was already full, so the guest gets \
                  no interrupts"

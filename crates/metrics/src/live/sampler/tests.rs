@@ -88,7 +88,7 @@ fn an_interval_is_what_has_come_in_it() {
     disk.fail(8);
     let sample = take(disk.measure(12.0, 1500), 2).unwrap();
     assert_eq!((sample.number, sample.seconds), (1, 2.0));
-    // One of the two processes has used no CPU time.
+    // Only one of the two processes has used CPU time.
     assert!((sample.cpu_percent - 50.0).abs() < 1e-6 && sample.memory == 4096);
     let one = &sample.disks[0];
     let all = &one.all;
