@@ -31,8 +31,8 @@ use tokio::sync::{oneshot, watch};
 
 /// Number of times that other tasks may continue before the thread ends.
 const LAST_TURNS: usize = 32;
-/// Number of threads for long work. Each page of metrics may occupy one, as its client reads it. The others remain for
-/// other work.
+/// Number of threads for long work. Each page of metrics may occupy one, as its client reads it.
+/// The others remain for other work.
 const BLOCKING: usize = PAGES + 2;
 /// Time for requests that are in progress when the API ends.
 const FAREWELL: Duration = Duration::from_millis(500);

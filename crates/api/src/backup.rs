@@ -11,10 +11,11 @@ use fathom_requests::{BackupOrder, Command, is_identity, new_identity};
 
 /// Begin a backup of a disk
 ///
-/// Freezes the present contents of a disk in use for a backup. When the request returns, NBD clients can read
-/// these contents at a socket of their own, while the disk is used and changed. The server copies data to a
-/// scratch file before the data is overwritten. If that fails, the backup fails, and the disk is still served.
-/// The backup ends by request, or when the virtual machine disconnects. Returns the backup's identity and URI.
+/// Freezes the present contents of a disk in use for a backup. When the request returns, NBD
+/// clients can read these contents at a socket of their own, while the disk is used and changed.
+/// The server copies data to a scratch file before the data is overwritten. If that fails, the
+/// backup fails, and the disk is still served. The backup ends by request, or when the virtual
+/// machine disconnects. Returns the backup's identity and URI.
 #[utoipa::path(put, path = "/v1/disks/{name}/backup", tag = "disks", operation_id = "beginBackup",
     params(("name" = String, Path),
         ("id" = Option<String>, Query, description = "Identity of the backup: 32 random hexadecimal digits [default: chosen by the server]. A client that chooses the identity can end the backup even if it receives no reply")),
@@ -37,8 +38,9 @@ pub async fn begin(
 
 /// Resume requests that a backup holds
 ///
-/// Resumes the requests of a disk whose backup was begun as `held`. A held backup stops changes of the disk until
-/// this request, for some seconds at most. Returns the backup; with a `problem`, the backup has failed.
+/// Resumes the requests of a disk whose backup was begun as `held`. A held backup stops changes of
+/// the disk until this request, for some seconds at most. Returns the backup; with a `problem`, the
+/// backup has failed.
 #[utoipa::path(post, path = "/v1/disks/{name}/backup/go", tag = "disks", operation_id = "goOnWithBackup",
     params(("name" = String, Path), ("id" = String, Query, description = "Identity of the backup")),
     responses((status = 200, body = BackupInfo)))]
@@ -54,8 +56,9 @@ pub async fn go(
 
 /// End a backup
 ///
-/// Disconnects clients that still read the backup, and removes the scratch file. A backup that has not begun yet
-/// never begins. Returns the backup's last state; with a `problem`, the backup had failed.
+/// Disconnects clients that still read the backup, and removes the scratch file. A backup that has
+/// not begun yet never begins. Returns the backup's last state; with a `problem`, the backup had
+/// failed.
 #[utoipa::path(delete, path = "/v1/disks/{name}/backup", tag = "disks", operation_id = "endBackup",
     params(("name" = String, Path), ("id" = String, Query, description = "Identity of the backup")),
     responses(

@@ -20,8 +20,8 @@ async fn order(
 
 /// List a disk's dirty bitmaps
 ///
-/// Returns each bitmap and the number of bytes that are dirty: those that may have been changed since the bitmap
-/// was added or cleared.
+/// Returns each bitmap and the number of bytes that are dirty: those that may have been changed
+/// since the bitmap was added or cleared.
 #[utoipa::path(get, path = "/v1/disks/{name}/bitmaps", tag = "disks", operation_id = "listBitmaps",
     params(("name" = String, Path)),
     responses(
@@ -36,9 +36,9 @@ pub async fn list(
 
 /// Add a bitmap
 ///
-/// Adds an empty bitmap, which records all changes from now on. (A backup that names a bitmap adds or clears it
-/// at the instant of the backup.) The request fails with 422 if a bitmap of that name exists. Returns all
-/// bitmaps.
+/// Adds an empty bitmap, which records all changes from now on. (A backup that names a bitmap adds
+/// or clears it at the instant of the backup.) The request fails with 422 if a bitmap of that name
+/// exists. Returns all bitmaps.
 #[utoipa::path(put, path = "/v1/disks/{name}/bitmaps/{bitmap}", tag = "disks", operation_id = "addBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     request_body = Option<NewBitmap>,
@@ -58,7 +58,8 @@ pub async fn add(
 
 /// Remove a bitmap
 ///
-/// Removes the bitmap and its file. A backup in progress must have ended. Returns the remaining bitmaps.
+/// Removes the bitmap and its file. A backup in progress must have ended. Returns the remaining
+/// bitmaps.
 #[utoipa::path(delete, path = "/v1/disks/{name}/bitmaps/{bitmap}", tag = "disks", operation_id = "removeBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     responses((status = 200, body = Bitmaps)))]
@@ -74,9 +75,9 @@ pub async fn remove(
 
 /// Clear what the last backup has saved in a bitmap
 ///
-/// Use this request when the last backup with the bitmap has ended and its data is safe. Blocks that were dirty
-/// at the instant of the backup, and not changed since, become clean. Without this request, the bitmap is as if
-/// the backup had not been made. Returns all bitmaps.
+/// Use this request when the last backup with the bitmap has ended and its data is safe. Blocks
+/// that were dirty at the instant of the backup, and not changed since, become clean. Without this
+/// request, the bitmap is as if the backup had not been made. Returns all bitmaps.
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/advance", tag = "disks",
     operation_id = "advanceBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
@@ -136,8 +137,8 @@ pub async fn rename(
 
 /// Merge other bitmaps into a bitmap
 ///
-/// Marks all blocks dirty that are dirty in one of the other bitmaps, which remain unchanged. A backup in
-/// progress must have ended. Returns all bitmaps.
+/// Marks all blocks dirty that are dirty in one of the other bitmaps, which remain unchanged. A
+/// backup in progress must have ended. Returns all bitmaps.
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/merge", tag = "disks", operation_id = "mergeBitmaps",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     request_body = Merged,

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::AbortHandle;
 
-/// Maximum number of connections of clients with the same rights. A further connection replaces the oldest one without a
-/// request in progress, so that clients that hang do not lock others out.
+/// Maximum number of connections of clients with the same rights. A further connection replaces the
+/// oldest one without a request in progress, so that clients that hang do not lock others out.
 const MAX_CLIENTS: usize = 64;
 
 /// Connections, the oldest first.
@@ -65,8 +65,8 @@ impl Asks {
 }
 
 impl Clients {
-    /// Adds a connection, and closes others if there are too many with the same rights. Clients that have not
-    /// authenticated themselves have a limit of their own, and never displace others.
+    /// Adds a connection, and closes others if there are too many with the same rights. Clients
+    /// that have not authenticated themselves have a limit of their own, and never displace others.
     pub fn add(&mut self, rights: Rights, asks: Asks, task: AbortHandle) {
         self.all.retain(|client| !client.task.is_finished());
         for strangers in [false, true] {

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_io_timeout::TimeoutStream;
 
-/// Time within which a client must send the whole head of a request. Otherwise, the connection is closed.
+/// Time within which a client must send the whole head of a request. Otherwise, the connection is
+/// closed.
 const HEAD: Duration = Duration::from_secs(10);
 /// Time after which a connection is closed whose client receives nothing of a reply.
 const STALL: Duration = Duration::from_secs(10);

@@ -1,4 +1,5 @@
-//! Problems in the description of the API: a route describes only those about which it has something to say.
+//! Problems in the description of the API: a route describes only those about which it has
+//! something to say.
 
 use crate::problem::CONTENT_TYPE;
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn};

@@ -27,8 +27,8 @@ use utoipa::ToSchema;
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSize {
-    /// New size of the disk in bytes, or such as "20G": a multiple of 512 [default: the present size of the disk's
-    /// file]
+    /// New size of the disk in bytes, or such as "20G": a multiple of 512 [default: the present
+    /// size of the disk's file]
     #[serde(default, deserialize_with = "text::size")]
     size: Option<u64>,
     /// Allow a smaller size. Data behind the new end is lost [default: false]
@@ -40,8 +40,8 @@ pub struct NewSize {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Freezing {
-    /// Time after which the server thaws the disk, in milliseconds [default: the disk is frozen until it is thawed by a
-    /// request]
+    /// Time after which the server thaws the disk, in milliseconds [default: the disk is frozen
+    /// until it is thawed by a request]
     #[serde(default)]
     timeout_ms: Option<u64>,
 }
@@ -57,8 +57,8 @@ pub struct Trace {
 
 /// List all disks
 ///
-/// Returns each disk's options, owner and state, in the order in which the disks were added, and the disks that are
-/// defined but not served.
+/// Returns each disk's options, owner and state, in the order in which the disks were added, and
+/// the disks that are defined but not served.
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "listDisks",
     responses((status = 200, body = Disks)))]
 pub async fn list(State(server): State<ServerHandle>) -> Result<Json<Disks>, Problem> {
@@ -67,8 +67,8 @@ pub async fn list(State(server): State<ServerHandle>) -> Result<Json<Disks>, Pro
 
 /// Show a disk
 ///
-/// Returns the disk's options, owner and state. The header `ETag` is the version of its options, for `If-Match`
-/// of a later change.
+/// Returns the disk's options, owner and state. The header `ETag` is the version of its options,
+/// for `If-Match` of a later change.
 #[utoipa::path(get, path = "/v1/disks/{name}", tag = "disks", operation_id = "showDisk",
     params(("name" = String, Path)),
     responses(
@@ -81,14 +81,15 @@ pub async fn show(State(server): State<ServerHandle>, name: Named) -> Result<Res
 
 /// Add or change a disk
 ///
-/// Opens the image and serves the disk, or changes the options of a disk that is already served. The request
-/// returns when the disk is served. If the server has a `disks-dir`, the disk is persistent, also if it was transient
-/// before.
+/// Opens the image and serves the disk, or changes the options of a disk that is already served.
+/// The request returns when the disk is served. If the server has a `disks-dir`, the disk is
+/// persistent, also if it was transient before.
 ///
-/// The options are those of a `[[disk]]` in a configuration: fathom.toml(5). Options that the body does not name
-/// get their defaults, except those of a static disk (`owner` is `static`): a static disk keeps options that the
-/// body does not name, and the change lasts until the server restarts. A disk in use is changed as far as that is
-/// possible while it is served. If another option differs, the request fails with 409, and the disk is unchanged.
+/// The options are those of a `[[disk]]` in a configuration: fathom.toml(5). Options that the body
+/// does not name get their defaults, except those of a static disk (`owner` is `static`): a static
+/// disk keeps options that the body does not name, and the change lasts until the server restarts.
+/// A disk in use is changed as far as that is possible while it is served. If another option
+/// differs, the request fails with 409, and the disk is unchanged.
 #[utoipa::path(put, path = "/v1/disks/{name}", tag = "disks", operation_id = "putDisk",
     params(
         ("name" = String, Path, description = "1 to 64 letters, digits, -, _ and ., not beginning with a dot"),
@@ -129,9 +130,9 @@ pub async fn put(
 
 /// Stop serving a disk
 ///
-/// Completes requests in flight, closes the image and removes the disk's file from `disks-dir`. A disk in use is
-/// removed only with `force`. Returns the disk's last statistics, with `owner` if the disk is static: the server
-/// then serves it again after a restart.
+/// Completes requests in flight, closes the image and removes the disk's file from `disks-dir`. A
+/// disk in use is removed only with `force`. Returns the disk's last statistics, with `owner` if
+/// the disk is static: the server then serves it again after a restart.
 #[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks", operation_id = "removeDisk",
     params(
         ("name" = String, Path),
@@ -172,8 +173,8 @@ pub async fn remove(
 
 /// List a disk's slowest recent requests
 ///
-/// Returns the four slowest requests of each of the last 64 seconds that had requests, and of each of the last 64
-/// such minutes, the slowest first.
+/// Returns the four slowest requests of each of the last 64 seconds that had requests, and of each
+/// of the last 64 such minutes, the slowest first.
 #[utoipa::path(get, path = "/v1/disks/{name}/slow", tag = "disks", operation_id = "slowRequests",
     params(("name" = String, Path)),
     responses((status = 200, body = SlowRequests)))]
@@ -203,9 +204,9 @@ pub async fn stats(
 
 /// Resize a disk
 ///
-/// Resizes the image and the disk, while it may be in use. Without a size, or without a body, the disk gets the
-/// size that its file has now. New space reads as zeroes. The guest is notified; an NBD client sees the new size
-/// when it connects again. Returns the disk's new size.
+/// Resizes the image and the disk, while it may be in use. Without a size, or without a body, the
+/// disk gets the size that its file has now. New space reads as zeroes. The guest is notified; an
+/// NBD client sees the new size when it connects again. Returns the disk's new size.
 #[utoipa::path(post, path = "/v1/disks/{name}/resize", tag = "disks", operation_id = "resizeDisk",
     params(("name" = String, Path)),
     request_body = Option<NewSize>,
@@ -224,9 +225,9 @@ pub async fn resize(
 
 /// Freeze a disk
 ///
-/// Completes requests in flight, closes the image and releases its locks, so that another program can copy the
-/// image or make a snapshot of it. Further requests wait until the disk is thawed. Returns when the disk is
-/// frozen.
+/// Completes requests in flight, closes the image and releases its locks, so that another program
+/// can copy the image or make a snapshot of it. Further requests wait until the disk is thawed.
+/// Returns when the disk is frozen.
 #[utoipa::path(post, path = "/v1/disks/{name}/freeze", tag = "disks", operation_id = "freezeDisk",
     params(("name" = String, Path)),
     request_body = Option<Freezing>,
@@ -245,8 +246,8 @@ pub async fn freeze(
 
 /// Thaw a frozen disk
 ///
-/// Opens the image again and resumes the requests that wait. The request fails with 409 if the disk is not
-/// frozen.
+/// Opens the image again and resumes the requests that wait. The request fails with 409 if the disk
+/// is not frozen.
 #[utoipa::path(post, path = "/v1/disks/{name}/thaw", tag = "disks", operation_id = "thawDisk",
     params(("name" = String, Path)),
     responses(
@@ -261,10 +262,10 @@ pub async fn thaw(
 
 /// Make a disk persistent
 ///
-/// Writes the definition of the disk to `disks-dir`, with the options that the disk has now. The disk is then served
-/// again after a restart. Fails with 409 while the configuration or the command line defines the disk, because a name
-/// has one definition: remove the entry there first, and send this request before the server reads the configuration
-/// again.
+/// Writes the definition of the disk to `disks-dir`, with the options that the disk has now. The
+/// disk is then served again after a restart. Fails with 409 while the configuration or the command
+/// line defines the disk, because a name has one definition: remove the entry there first, and send
+/// this request before the server reads the configuration again.
 #[utoipa::path(post, path = "/v1/disks/{name}/adopt", tag = "disks", operation_id = "adoptDisk",
     params(("name" = String, Path)),
     responses(
@@ -280,8 +281,9 @@ pub async fn adopt(State(server): State<ServerHandle>, name: Named) -> Result<Re
 
 /// Change options of a filter
 ///
-/// Changes all options that the body names, or none of them, while the disk may be in use. An empty value resets
-/// an option to its default. Returns the filter's name and those of its options that are not at their defaults.
+/// Changes all options that the body names, or none of them, while the disk may be in use. An empty
+/// value resets an option to its default. Returns the filter's name and those of its options that
+/// are not at their defaults.
 #[utoipa::path(patch, path = "/v1/disks/{name}/filters/{filter}", tag = "disks",
     operation_id = "setFilter",
     params(
@@ -310,8 +312,8 @@ pub async fn set_filter(
 
 /// Start to trace all requests of a disk
 ///
-/// Creates the file and traces every request to it, until the trace is stopped. A trace in progress is replaced.
-/// Returns the path of the file.
+/// Creates the file and traces every request to it, until the trace is stopped. A trace in progress
+/// is replaced. Returns the path of the file.
 #[utoipa::path(put, path = "/v1/disks/{name}/trace", tag = "disks", operation_id = "startTrace",
     params(("name" = String, Path)),
     request_body = Trace,

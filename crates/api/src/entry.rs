@@ -1,4 +1,5 @@
-//! The directory of servers' sockets, in which clients find servers: one entry for each server, named after its process.
+//! The directory of servers' sockets, in which clients find servers: one entry for each server,
+//! named after its process.
 
 use fathom_client::place;
 use fathom_sockets::make_parent_of;
@@ -14,10 +15,12 @@ use std::path::{Path, PathBuf};
 pub struct Entry(pub PathBuf);
 
 impl Entry {
-    /// Creates the link. None: that failed, and the server can be reached only by its socket's path.
+    /// Creates the link. None: that failed, and the server can be reached only by its socket's
+    /// path.
     pub fn make(entry: PathBuf, socket: &Path) -> Option<Entry> {
         let made = prepare(&entry).and_then(|()| {
-            // (Killed servers leave entries: one with this process's ID, and those that name this socket.)
+            // (Killed servers leave entries: one with this process's ID, and those that name this
+            // socket.)
             if let Err(error) = fs::remove_file(&entry)
                 && error.kind() != ErrorKind::NotFound
             {
@@ -51,7 +54,8 @@ impl Drop for Entry {
     }
 }
 
-/// Creates the directory of the entries if it does not exist, and removes entries of killed servers.
+/// Creates the directory of the entries if it does not exist, and removes entries of killed
+/// servers.
 pub fn prepare(entry: &Path) -> io::Result<()> {
     let Some(dir) = entry.parent() else {
         return Ok(());
@@ -89,7 +93,8 @@ fn make_private_dir(dir: &Path) -> io::Result<()> {
     )))
 }
 
-/// Removes the entries of killed servers: those named after a process that does not exist, at which no process listens.
+/// Removes the entries of killed servers: those named after a process that does not exist, at which
+/// no process listens.
 fn remove_stale(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;

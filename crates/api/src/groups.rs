@@ -10,8 +10,8 @@ use fathom_requests::{Request, ThrottleGroups};
 
 /// List the throttle groups
 ///
-/// Returns each group's limits and disks. A group exists while at least one disk has a throttle filter that names
-/// it.
+/// Returns each group's limits and disks. A group exists while at least one disk has a throttle
+/// filter that names it.
 #[utoipa::path(get, path = "/v1/throttle-groups", tag = "disks", operation_id = "listThrottleGroups",
     responses((status = 200, body = ThrottleGroups)))]
 pub async fn list(State(server): State<ServerHandle>) -> Result<Json<ThrottleGroups>, Problem> {
@@ -20,9 +20,9 @@ pub async fn list(State(server): State<ServerHandle>) -> Result<Json<ThrottleGro
 
 /// Change a throttle group's limits
 ///
-/// Changes the limits for all disks of the group at once, and in the files of persistent disks. An empty value
-/// resets a limit to its default. Each tenant has groups of its own, and all groups of this name are changed.
-/// Returns the groups of this name.
+/// Changes the limits for all disks of the group at once, and in the files of persistent disks. An
+/// empty value resets a limit to its default. Each tenant has groups of its own, and all groups of
+/// this name are changed. Returns the groups of this name.
 #[utoipa::path(patch, path = "/v1/throttle-groups/{name}", tag = "disks",
     operation_id = "setThrottleGroup",
     params(

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use utoipa::openapi::OpenApi;
 
-/// The server whose API this is. Methods return at once; the reply comes later, from another thread.
+/// The server whose API this is. Methods return at once; the reply comes later, from another
+/// thread.
 pub trait Server: Send + Sync {
     fn request(&self, request: Request, responder: Responder);
 

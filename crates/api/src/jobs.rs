@@ -24,8 +24,8 @@ pub struct JobChange {
 
 /// List the jobs of all disks
 ///
-/// Returns backups, mirrors, commits and streams that are in progress, or that have ended and are still shown:
-/// the progress of each, and the problem if there is one.
+/// Returns backups, mirrors, commits and streams that are in progress, or that have ended and are
+/// still shown: the progress of each, and the problem if there is one.
 #[utoipa::path(get, path = "/v1/jobs", tag = "disks", operation_id = "listJobs",
     responses((status = 200, body = Jobs)))]
 pub async fn list(State(server): State<ServerHandle>) -> Result<Json<Jobs>, Problem> {
@@ -74,8 +74,9 @@ pub async fn change(
 
 /// End a job
 ///
-/// Ends the job with this identity, and no other job of the disk. Ends a mirror or a commit of the top image as DELETE
-/// of `/v1/disks/{name}/mirror` does: if it is not ready, only with `force`. Returns the job's last state.
+/// Ends the job with this identity, and no other job of the disk. Ends a mirror or a commit of the
+/// top image as DELETE of `/v1/disks/{name}/mirror` does: if it is not ready, only with `force`.
+/// Returns the job's last state.
 #[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "disks", operation_id = "endJob",
     params(
         ("id" = String, Path, description = "Identity of the job"),

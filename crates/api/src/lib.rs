@@ -1,13 +1,16 @@
 //! The API of a server: HTTP/1.1 and JSON on a Unix socket, which `/openapi.json` describes.
 //!
-//! The API has a thread and an asynchronous runtime of its own. This thread passes requests to a [`Server`], and never
-//! touches a disk itself.
+//! The API has a thread and an asynchronous runtime of its own. This thread passes requests to a
+//! [`Server`], and never touches a disk itself.
 //!
-//! - `sockets` has the sockets at which clients connect, `entry` the directory in which they find servers;
+//! - `sockets` has the sockets at which clients connect, `entry` the directory in which they find
+//!   servers;
 //! - `clients` limits connections, `connection` serves one, `rights` says what its client may do;
-//! - `routes` lists all routes; `disks`, `backup`, `bitmaps`, `snapshots`, `mirror`, `jobs`, `groups` and `server` have
-//!   those that change or show something, and `request` reads their parameters and bodies;
-//! - `stream` sends events, `metrics` the page of metrics, `live` measurements every second, `page` an HTML page of these;
+//! - `routes` lists all routes; `disks`, `backup`, `bitmaps`, `snapshots`, `mirror`, `jobs`,
+//!   `groups` and `server` have those that change or show something, and `request` reads their
+//!   parameters and bodies;
+//! - `stream` sends events, `metrics` the page of metrics, `live` measurements every second, `page`
+//!   an HTML page of these;
 //! - `web` serves metrics and the HTML page by TCP, `remote` everything that only reads by TLS;
 //! - `problem` is an error (RFC 9457), `tag` the condition of a request (RFC 9110).
 

@@ -46,9 +46,9 @@ impl Wanted {
 
 /// Stream live numbers of all disks
 ///
-/// Sends a JSON object a line, one for each interval, until the client closes the connection or the server ends.
-/// Each object describes what all disks did in the interval. A client that reads too slowly misses intervals; the
-/// numbers of the missed ones are skipped.
+/// Sends a JSON object a line, one for each interval, until the client closes the connection or the
+/// server ends. Each object describes what all disks did in the interval. A client that reads too
+/// slowly misses intervals; the numbers of the missed ones are skipped.
 #[utoipa::path(get, path = "/v1/live", tag = "server", operation_id = "live",
     params(
         ("interval" = Option<String>, Query,

@@ -28,8 +28,8 @@ type Piece = Result<Bytes, fmt::Error>;
 
 /// Return the metrics of all disks
 ///
-/// The page is in Prometheus's text format 0.0.4. The header `Accept` can request OpenMetrics' text, or
-/// Prometheus's protobuf format with native histograms.
+/// The page is in Prometheus's text format 0.0.4. The header `Accept` can request OpenMetrics'
+/// text, or Prometheus's protobuf format with native histograms.
 #[utoipa::path(get, path = "/metrics", tag = "server", operation_id = "metrics",
     responses(
         (status = 200, body = String, content_type = "text/plain"),
@@ -82,8 +82,8 @@ fn page(measured: Measures, scale: Arc<Scale>, form: Form) -> Page {
     }
 }
 
-/// Returns the body, which keeps its permit until it is sent. For a client that reads too slowly, the body ends with an
-/// error, so that the page does not look complete.
+/// Returns the body, which keeps its permit until it is sent. For a client that reads too slowly,
+/// the body ends with an error, so that the page does not look complete.
 fn body(pieces: Receiver<Piece>, turn: OwnedSemaphorePermit) -> Body {
     let until = Instant::now() + TAKEN;
     Body::from_stream(stream::unfold(

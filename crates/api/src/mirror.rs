@@ -15,10 +15,10 @@ use fathom_requests::{
 
 /// Copy a disk to another image while it is in use
 ///
-/// Starts to copy the disk to the target, and returns at once. Blocks that are changed in the meantime are copied
-/// again. When disk and target are the same except for the latest changes, the mirror's phase is `ready`, and the
-/// target follows the disk until the mirror is completed or ended. If the mirror fails, the disk is unaffected.
-/// Returns the mirror.
+/// Starts to copy the disk to the target, and returns at once. Blocks that are changed in the
+/// meantime are copied again. When disk and target are the same except for the latest changes, the
+/// mirror's phase is `ready`, and the target follows the disk until the mirror is completed or
+/// ended. If the mirror fails, the disk is unaffected. Returns the mirror.
 #[utoipa::path(put, path = "/v1/disks/{name}/mirror", tag = "disks", operation_id = "beginMirror",
     params(("name" = String, Path)),
     request_body = MirrorOrder,
@@ -38,10 +38,10 @@ pub async fn begin(
 
 /// End a mirror or a commit
 ///
-/// Ends a ready mirror with a complete target: requests wait for a moment, the target gets the disk's contents of
-/// that instant, and the mirror's phase is `done`. A mirror that is not ready ends only with `force`, and leaves
-/// an incomplete target. A commit whose images do not respond is `stopping`, and ends when they respond. Returns
-/// the mirror's last state.
+/// Ends a ready mirror with a complete target: requests wait for a moment, the target gets the
+/// disk's contents of that instant, and the mirror's phase is `done`. A mirror that is not ready
+/// ends only with `force`, and leaves an incomplete target. A commit whose images do not respond is
+/// `stopping`, and ends when they respond. Returns the mirror's last state.
 #[utoipa::path(delete, path = "/v1/disks/{name}/mirror", tag = "disks", operation_id = "endMirror",
     params(
         ("name" = String, Path),
@@ -59,9 +59,9 @@ pub async fn end(
 
 /// Switch a disk to the target of its mirror
 ///
-/// The mirror must be ready. Requests wait for a moment, until disk and target are the same; then the target is
-/// the disk's image. The old image remains with the contents of that instant. If anything fails, the disk keeps
-/// its image. Returns the disk.
+/// The mirror must be ready. Requests wait for a moment, until disk and target are the same; then
+/// the target is the disk's image. The old image remains with the contents of that instant. If
+/// anything fails, the disk keeps its image. Returns the disk.
 #[utoipa::path(post, path = "/v1/disks/{name}/mirror/complete", tag = "disks", operation_id = "completeMirror",
     params(("name" = String, Path)),
     request_body = Option<Completion>,
@@ -86,9 +86,9 @@ pub async fn complete(
 
 /// Merge a disk's image into one of its backing images while it is in use
 ///
-/// Starts a mirror whose target is that backing image: show, complete and end it like any other mirror. When it
-/// is completed, the disk's chain is shorter. Until then, or if it is ended or fails, the disk is unchanged, and
-/// the backing image is unusable by itself. Returns the mirror.
+/// Starts a mirror whose target is that backing image: show, complete and end it like any other
+/// mirror. When it is completed, the disk's chain is shorter. Until then, or if it is ended or
+/// fails, the disk is unchanged, and the backing image is unusable by itself. Returns the mirror.
 #[utoipa::path(post, path = "/v1/disks/{name}/commit", tag = "disks", operation_id = "commitDisk",
     params(("name" = String, Path)),
     request_body = CommitOrder,
@@ -110,9 +110,9 @@ pub async fn commit(
 
 /// Copy data from a disk's backing images into its image while it is in use
 ///
-/// Starts to copy, and returns at once. At its end the image has no backing image, or `base`: one of its backing
-/// images, or another image, from which all differing data is copied. The disk's contents are the same at any
-/// time, also if the stream is ended or fails. Returns the stream.
+/// Starts to copy, and returns at once. At its end the image has no backing image, or `base`: one
+/// of its backing images, or another image, from which all differing data is copied. The disk's
+/// contents are the same at any time, also if the stream is ended or fails. Returns the stream.
 #[utoipa::path(put, path = "/v1/disks/{name}/stream", tag = "disks", operation_id = "beginStream",
     params(("name" = String, Path)),
     request_body = StreamOrder,
@@ -133,9 +133,9 @@ pub async fn begin_stream(
 
 /// End a stream
 ///
-/// Stops to copy; copied data remains in the image. A stream that has completed or failed is shown until this
-/// request. If the disk's images do not respond, the stream is `stopping`, and ends when they respond. Returns
-/// the stream's last state.
+/// Stops to copy; copied data remains in the image. A stream that has completed or failed is shown
+/// until this request. If the disk's images do not respond, the stream is `stopping`, and ends when
+/// they respond. Returns the stream's last state.
 #[utoipa::path(delete, path = "/v1/disks/{name}/stream", tag = "disks", operation_id = "endStream",
     params(("name" = String, Path)),
     responses((status = 200, body = StreamInfo, description = "The last state")))]
@@ -151,9 +151,9 @@ pub async fn end_stream(
 
 /// Switch a disk to a new overlay of its image
 ///
-/// Creates an overlay and makes it the disk's image. Requests wait for a moment. From then on all changes go to
-/// the overlay, and the old image keeps the disk's contents of that instant. No program may write to the old
-/// image while it has an overlay. Returns the disk.
+/// Creates an overlay and makes it the disk's image. Requests wait for a moment. From then on all
+/// changes go to the overlay, and the old image keeps the disk's contents of that instant. No
+/// program may write to the old image while it has an overlay. Returns the disk.
 #[utoipa::path(post, path = "/v1/disks/{name}/snapshot", tag = "disks", operation_id = "snapshotDisk",
     params(("name" = String, Path)),
     request_body = SnapshotOrder,

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 /// Where the API listens, and for whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiOptions {
-    /// The Unix socket. None: the path of [`entry_of`](fathom_client::place::entry_of), for the server's user alone.
+    /// The Unix socket. None: the path of [`entry_of`](fathom_client::place::entry_of), for the
+    /// server's user alone.
     pub socket: Option<SocketSpec>,
     /// Groups that may use the API in addition to root and the server's user.
     pub groups: Groups,
@@ -22,7 +23,8 @@ pub struct ApiOptions {
 pub struct RemoteOptions {
     /// Address: host:port.
     pub listen: String,
-    /// Directory with server-cert.pem, server-key.pem, and ca-cert.pem, which must have signed clients' certificates.
+    /// Directory with server-cert.pem, server-key.pem, and ca-cert.pem, which must have signed
+    /// clients' certificates.
     pub certificates: PathBuf,
 }
 

@@ -1,5 +1,5 @@
-//! The page at `/`, which shows live numbers in a browser. The page only reads `/v1/live`, and loads nothing from other
-//! servers.
+//! The page at `/`, which shows live numbers in a browser. The page only reads `/v1/live`, and
+//! loads nothing from other servers.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};

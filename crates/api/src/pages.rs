@@ -4,7 +4,8 @@ use fathom_metrics::Scale;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Maximum number of pages that are made and sent at the same time. Each has a copy of all counters.
+/// Maximum number of pages that are made and sent at the same time. Each has a copy of all
+/// counters.
 pub const PAGES: usize = 4;
 
 /// The scale of metrics, and the permits to make a page.

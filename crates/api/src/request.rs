@@ -15,7 +15,8 @@ pub const LISTED: &str = "/openapi.json lists all";
 
 /// Maximum length of a request's body, in bytes.
 const MAX_BODY: usize = 64 << 10;
-/// Maximum length of a body that is received, in bytes. The part of a body beyond [`MAX_BODY`] is received and dropped.
+/// Maximum length of a body that is received, in bytes. The part of a body beyond [`MAX_BODY`] is
+/// received and dropped.
 const MAX_RECEIVED: usize = 1 << 20;
 /// Time within which a client must send the whole body.
 const BODY: Duration = Duration::from_secs(10);
@@ -78,8 +79,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     }
 }
 
-/// Receives a request's whole body before a reply is sent, even if the reply is an error. Otherwise, the connection
-/// would be closed while the client is still sending, and the client might see that error instead of the reply.
+/// Receives a request's whole body before a reply is sent, even if the reply is an error.
+/// Otherwise, the connection would be closed while the client is still sending, and the client
+/// might see that error instead of the reply.
 pub async fn receive(body: Body) -> Result<Vec<u8>, Problem> {
     let received = tokio::time::timeout(BODY, receive_bounded(body)).await;
     let bytes = received.map_err(|_| {

@@ -35,8 +35,8 @@ pub async fn show() -> Json<Server> {
 
 /// Stop the server
 ///
-/// Stops the server as SIGTERM does: it completes requests in flight, and closes all images. Returns before the
-/// server has ended.
+/// Stops the server as SIGTERM does: it completes requests in flight, and closes all images.
+/// Returns before the server has ended.
 #[utoipa::path(post, path = "/v1/server/quit", tag = "server", operation_id = "quit",
     responses((status = 202, description = "The server is stopping")))]
 pub async fn quit(State(server): State<ServerHandle>) -> Result<StatusCode, Problem> {
@@ -48,22 +48,25 @@ pub async fn quit(State(server): State<ServerHandle>) -> Result<StatusCode, Prob
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Binary {
-    /// Absolute path of the new program. The program must belong to root or the server's user, and not be writable for
-    /// others [default: the file that now has the path from which the server was started]
+    /// Absolute path of the new program. The program must belong to root or the server's user, and
+    /// not be writable for others [default: the file that now has the path from which the server
+    /// was started]
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     binary: Option<PathBuf>,
-    /// Disconnect NBD clients that use TLS, which must connect again afterwards. Connections with TLS cannot be handed
-    /// over: without this option, the upgrade fails if such a client is connected [default: false]
+    /// Disconnect NBD clients that use TLS, which must connect again afterwards. Connections with
+    /// TLS cannot be handed over: without this option, the upgrade fails if such a client is
+    /// connected [default: false]
     #[serde(default)]
     disconnect: bool,
 }
 
 /// Replace the server by a new process
 ///
-/// Starts a new process, hands all disks over to it and ends. Virtual machines stay connected; their requests
-/// wait for some milliseconds. If the new process fails to take over, this one continues. Afterwards each tenant
-/// gets a new process, too, or keeps its old one if that fails. Returns the new process.
+/// Starts a new process, hands all disks over to it and ends. Virtual machines stay connected;
+/// their requests wait for some milliseconds. If the new process fails to take over, this one
+/// continues. Afterwards each tenant gets a new process, too, or keeps its old one if that fails.
+/// Returns the new process.
 #[utoipa::path(post, path = "/v1/server/upgrade", tag = "server", operation_id = "upgrade",
     request_body = Option<Binary>,
     responses(

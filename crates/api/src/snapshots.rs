@@ -34,8 +34,9 @@ pub async fn list(
 
 /// Take an internal snapshot of a disk's image
 ///
-/// Saves the disk's present contents within its image. Requests wait until that is done: seconds, if the image
-/// has terabytes in use. Later changes go to other places in the image. Returns all snapshots.
+/// Saves the disk's present contents within its image. Requests wait until that is done: seconds,
+/// if the image has terabytes in use. Later changes go to other places in the image. Returns all
+/// snapshots.
 #[utoipa::path(put, path = "/v1/disks/{name}/snapshots/{snapshot}", tag = "disks", operation_id = "takeSnapshot",
     params(("name" = String, Path), ("snapshot" = String, Path)),
     responses(
@@ -53,8 +54,8 @@ pub async fn take(
 
 /// Delete an internal snapshot, by its name or ID
 ///
-/// Requests wait until that is done. Space that only the snapshot uses is free afterwards. Returns the remaining
-/// snapshots.
+/// Requests wait until that is done. Space that only the snapshot uses is free afterwards. Returns
+/// the remaining snapshots.
 #[utoipa::path(delete, path = "/v1/disks/{name}/snapshots/{snapshot}", tag = "disks", operation_id = "deleteSnapshot",
     params(("name" = String, Path), ("snapshot" = String, Path)),
     responses(

@@ -38,8 +38,8 @@ pub struct ApiSockets {
 }
 
 impl ApiSockets {
-    /// Listens where the options say. None: the options name no socket, and there is no directory for one. The server then
-    /// continues without an API.
+    /// Listens where the options say. None: the options name no socket, and there is no directory
+    /// for one. The server then continues without an API.
     pub fn open(options: &ApiOptions) -> Result<Option<ApiSockets>, OpenError> {
         let entry = place::entry_of(std::process::id());
         let web = options.http.as_deref();
@@ -122,8 +122,8 @@ impl ApiSockets {
         })
     }
 
-    /// Takes over the sockets of the predecessor `pid`, and renames their entry after this process. `spec`: the socket of
-    /// the options.
+    /// Takes over the sockets of the predecessor `pid`, and renames their entry after this process.
+    /// `spec`: the socket of the options.
     pub fn adopt(pid: u32, adopted: AdoptedSockets, spec: Option<SocketSpec>) -> ApiSockets {
         let AdoptedSockets {
             listener,
@@ -203,7 +203,8 @@ impl AsFd for ApiSockets {
     }
 }
 
-/// Access to the socket. With groups, everybody may connect, and each client's groups are checked then.
+/// Access to the socket. With groups, everybody may connect, and each client's groups are checked
+/// then.
 fn access(groups: Groups) -> Access {
     match groups == Groups::default() {
         true => Access::PRIVATE,

@@ -15,8 +15,9 @@ pub const JSON_LINES: &str = "application/jsonl";
 
 /// Stream the server's events
 ///
-/// Sends a JSON object a line, one for each event from now on, until the client closes the connection or the
-/// server ends. A client that reads too slowly misses events; a line then says how many.
+/// Sends a JSON object a line, one for each event from now on, until the client closes the
+/// connection or the server ends. A client that reads too slowly misses events; a line then says
+/// how many.
 #[utoipa::path(get, path = "/v1/events", tag = "server", operation_id = "events",
     responses((status = 200, body = Line, content_type = "application/jsonl")))]
 pub async fn events(State(server): State<ServerHandle>) -> Response {

@@ -1,5 +1,5 @@
-//! The part of the API that is served over TCP, to every client that can reach the address: metrics and live numbers,
-//! and nothing that changes the server.
+//! The part of the API that is served over TCP, to every client that can reach the address: metrics
+//! and live numbers, and nothing that changes the server.
 
 use crate::clients::{Asks, Clients, guard};
 use crate::connection::{ACCEPT_PAUSE, serve};
@@ -32,8 +32,8 @@ pub fn router(server: ServerHandle) -> Router {
         .with_state(server)
 }
 
-/// Accepts clients while `held` is false. `greet` converts a TCP connection to the connection that requests use.
-/// Clients may only read.
+/// Accepts clients while `held` is false. `greet` converts a TCP connection to the connection that
+/// requests use. Clients may only read.
 pub async fn accept<C, F>(
     socket: std::net::TcpListener,
     mut held: watch::Receiver<bool>,

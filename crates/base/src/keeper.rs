@@ -29,7 +29,8 @@ const LINGER: Duration = Duration::from_secs(10);
 /// Interval at which new stripes are made durable; `LOOK` is that of examining other caches.
 const SYNC: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_secs(10);
-/// Time without any fetched stripe after which waiting users get the message that the remote does not respond.
+/// Time without any fetched stripe after which waiting users get the message that the remote does
+/// not respond.
 const SLOW: Duration = Duration::from_secs(5);
 /// Maximum number of bytes in flight.
 const FLYING: u64 = 16 << 20;

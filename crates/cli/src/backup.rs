@@ -50,8 +50,8 @@ struct KeepArgs {
 
     /// Unix socket at which NBD clients read the backup, or a directory for it
     ///
-    /// In a directory the socket is DISK.backup. [default: the path of the --vhost-user socket with .backup
-    /// appended]
+    /// In a directory the socket is DISK.backup. [default: the path of the --vhost-user socket with
+    /// .backup appended]
     #[arg(long, value_name = "unix:PATH", value_parser = parse_socket, help_heading = "Copy-before-write")]
     nbd: Option<PathBuf>,
 
@@ -126,9 +126,9 @@ fn end(disk: &Disk, id: &str) -> anyhow::Result<BackupInfo> {
 
 /// Export a disk as it is now to NBD clients, for backup programs
 ///
-/// The guest continues to write. The server copies old data to a scratch file before it is overwritten, until
-/// `fathom backup stop`. The command prints the NBD URI of the backup. Data in the guest's caches is not in
-/// the backup without --guest-agent.
+/// The guest continues to write. The server copies old data to a scratch file before it is
+/// overwritten, until `fathom backup stop`. The command prints the NBD URI of the backup. Data in
+/// the guest's caches is not in the backup without --guest-agent.
 #[derive(Args, Debug)]
 struct StartArgs {
     #[command(flatten)]
@@ -136,8 +136,8 @@ struct StartArgs {
 
     /// Dirty bitmap to export as qemu:dirty-bitmap:NAME, for an incremental backup
     ///
-    /// A bitmap that does not exist is added and starts with this backup. When the backup is durable, run
-    /// `fathom bitmap advance`.
+    /// A bitmap that does not exist is added and starts with this backup. When the backup is
+    /// durable, run `fathom bitmap advance`.
     #[arg(long, value_name = "NAME")]
     bitmap: Option<String>,
 
@@ -194,8 +194,8 @@ fn disk_of(target: &Target, name: &str) -> anyhow::Result<Disk> {
 
 /// Stop the export of a disk's backup
 ///
-/// NBD clients of the backup are disconnected. If the command fails, the backup has failed, and the data that
-/// was read must not be used.
+/// NBD clients of the backup are disconnected. If the command fails, the backup has failed, and the
+/// data that was read must not be used.
 #[derive(Args, Debug)]
 struct StopArgs {
     #[command(flatten)]

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 /// Manage cached base images
 ///
-/// `fathom serve --base` fetches a remote base image as needed and caches it on this host. Each image in use
-/// has a process, which ends some seconds after its last disk.
+/// `fathom serve --base` fetches a remote base image as needed and caches it on this host. Each
+/// image in use has a process, which ends some seconds after its last disk.
 #[derive(Debug, Args)]
 pub struct BaseCommand {
     #[command(subcommand)]
@@ -29,8 +29,8 @@ enum What {
     Remove(ImageArgs),
     /// Print the boot profile of an image
     ///
-    /// The profile lists the parts of the image that boots read first, for `fathom serve --base-profile` on
-    /// other hosts.
+    /// The profile lists the parts of the image that boots read first, for
+    /// `fathom serve --base-profile` on other hosts.
     Profile(ImageArgs),
 }
 

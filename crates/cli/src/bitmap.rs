@@ -25,8 +25,9 @@ enum Command {
     Remove(OneArgs),
     /// Advance a bitmap to the last backup that used it
     ///
-    /// After a backup with `fathom backup start` whose data is durable, the bitmap only has changes since that
-    /// backup. `fathom backup full` and `fathom backup incremental` advance the bitmap themselves.
+    /// After a backup with `fathom backup start` whose data is durable, the bitmap only has changes
+    /// since that backup. `fathom backup full` and `fathom backup incremental` advance the bitmap
+    /// themselves.
     Advance(AdvanceArgs),
     /// Clear a bitmap: mark all blocks as unchanged
     Clear(OneArgs),

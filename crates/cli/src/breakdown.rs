@@ -19,12 +19,14 @@ use fathom_units::parse_seconds;
 
 /// Trace a running guest's disk requests through all layers
 ///
-/// With --pid the command attaches to a running QEMU from the host and changes nothing. The command records KVM's
-/// kicks and interrupts, the host's block layer and Fathom's own trace, and then for the same time the system
-/// calls of the threads. The run directory keeps the recording for `fathom report` and --join.
+/// With --pid the command attaches to a running QEMU from the host and changes nothing. The command
+/// records KVM's kicks and interrupts, the host's block layer and Fathom's own trace, and then for
+/// the same time the system calls of the threads. The run directory keeps the recording for
+/// `fathom report` and --join.
 ///
-/// With --server it records a disk of a Fathom server. If that disk is on another server (`nbd://`), record
-/// the same time on that host and use --join, to show the network, that server and its I/O as layers.
+/// With --server it records a disk of a Fathom server. If that disk is on another server
+/// (`nbd://`), record the same time on that host and use --join, to show the network, that server
+/// and its I/O as layers.
 ///
 /// With --qemu-trace it reads a trace file of QEMU, and shows the time of each step within QEMU.
 #[derive(Debug, Args)]
@@ -53,8 +55,8 @@ pub struct BreakdownArgs {
 
     /// Run directories to join, which were recorded at the same time: the host's first
     ///
-    /// The others are of the guest (`fathom guest record`), of the server that the requests go to (`fathom
-    /// breakdown --server` there), or of both.
+    /// The others are of the guest (`fathom guest record`), of the server that the requests go to
+    /// (`fathom breakdown --server` there), or of both.
     #[arg(long, num_args = 2..=3, value_names = ["HOST.RUN", "OTHER.RUN"], help_heading = "Source")]
     join: Vec<PathBuf>,
 

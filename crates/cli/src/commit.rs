@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 
 /// Merge a disk's top image into its backing image
 ///
-/// The data of the top image is copied to BASE while the disk is in use. Then the disk switches to BASE, and
-/// requests wait for some milliseconds. The images above BASE are not needed any more and can be removed. If
-/// the commit fails, the disk is unchanged. No other image may have BASE as its backing image.
+/// The data of the top image is copied to BASE while the disk is in use. Then the disk switches to
+/// BASE, and requests wait for some milliseconds. The images above BASE are not needed any more and
+/// can be removed. If the commit fails, the disk is unchanged. No other image may have BASE as its
+/// backing image.
 #[derive(Args, Debug)]
 pub struct CommitArgs {
     #[command(flatten)]
@@ -27,8 +28,8 @@ pub struct CommitArgs {
 
     /// Image of the chain to merge, with all images between it and BASE
     ///
-    /// [default: the disk's top image] The disk keeps its top image and the others above IMAGE. `fathom stream
-    /// show` shows the progress, and `fathom stream stop` cancels the commit.
+    /// [default: the disk's top image] The disk keeps its top image and the others above IMAGE.
+    /// `fathom stream show` shows the progress, and `fathom stream stop` cancels the commit.
     #[arg(long, value_name = "IMAGE", conflicts_with_all = ["active", "until_ready"])]
     top: Option<PathBuf>,
 
@@ -42,14 +43,15 @@ pub struct CommitArgs {
 
     /// Return when the data is copied, without switching to BASE
     ///
-    /// `fathom mirror complete` then switches to BASE, and `fathom mirror stop` keeps the top image.
+    /// `fathom mirror complete` then switches to BASE, and `fathom mirror stop` keeps the top
+    /// image.
     #[arg(long)]
     until_ready: bool,
 
     /// Allow a commit of a disk that would have its old image again after a restart
     ///
-    /// The image of such a disk is named on the server's command line or in its configuration. Change it to
-    /// BASE there before the server restarts.
+    /// The image of such a disk is named on the server's command line or in its configuration.
+    /// Change it to BASE there before the server restarts.
     #[arg(long = "transient", alias = "unkept")]
     unkept: bool,
 

@@ -17,8 +17,8 @@ const VARIABLE: &str = "FATHOM_COMPLETE";
 
 /// Print a completion script for a shell
 ///
-/// The package installs the scripts. Without the package, add a line such as `source <(fathom completions bash)` to
-/// ~/.bashrc.
+/// The package installs the scripts. Without the package, add a line such as
+/// `source <(fathom completions bash)` to ~/.bashrc.
 #[derive(Args, Debug)]
 pub struct CompletionsArgs {
     /// Shell that the script is for

@@ -58,9 +58,9 @@ pub fn run(args: DiskCommand) -> anyhow::Result<()> {
 
 /// Add a disk to a running server
 ///
-/// Other disks of the server are not interrupted. If the server's configuration has a disks-dir, the disk
-/// is written there and added again when the server restarts. Otherwise the disk is removed when the server
-/// stops.
+/// Other disks of the server are not interrupted. If the server's configuration has a disks-dir,
+/// the disk is written there and added again when the server restarts. Otherwise the disk is
+/// removed when the server stops.
 #[derive(Args, Debug)]
 struct AddArgs {
     /// Name of the new disk: at most 64 letters, digits, -, _ and ., not starting with a dot
@@ -141,9 +141,9 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
 
 /// Change options of a disk while it is in use
 ///
-/// Requests wait for some milliseconds, and guests and clients stay connected. A guest does not learn of
-/// the change: if the disk becomes read-only, the guest's writes fail. If the new options do not work, the
-/// disk keeps its old options.
+/// Requests wait for some milliseconds, and guests and clients stay connected. A guest does not
+/// learn of the change: if the disk becomes read-only, the guest's writes fail. If the new options
+/// do not work, the disk keeps its old options.
 #[derive(Args, Debug)]
 struct ChangeArgs {
     #[command(flatten)]
@@ -151,8 +151,8 @@ struct ChangeArgs {
 
     /// Options with their new values, such as readonly=true or cache=writethrough
     ///
-    /// The names are those of fathom.toml(5): readonly, cache, discard, poll, iothreads, cpus, aio, pool and
-    /// others. An option without a value (cache=) is reset to its default.
+    /// The names are those of fathom.toml(5): readonly, cache, discard, poll, iothreads, cpus, aio,
+    /// pool and others. An option without a value (cache=) is reset to its default.
     #[arg(value_name = "OPTION=VALUE", required = true, value_parser = filters::parse_option)]
     options: Vec<(String, String)>,
 
@@ -207,9 +207,10 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
 
 /// Pause a disk and close its image
 ///
-/// Requests in flight complete first. Then the image is closed and unlocked, and can be copied or changed
-/// by other programs. New requests of guests and clients wait until `fathom disk thaw`. Data in the guest's
-/// own caches is not in the image; freeze the guest's file systems first for a consistent copy.
+/// Requests in flight complete first. Then the image is closed and unlocked, and can be copied or
+/// changed by other programs. New requests of guests and clients wait until `fathom disk thaw`.
+/// Data in the guest's own caches is not in the image; freeze the guest's file systems first for a
+/// consistent copy.
 #[derive(Args, Debug)]
 struct FreezeArgs {
     #[command(flatten)]
@@ -252,9 +253,9 @@ fn thaw(args: ThawArgs) -> anyhow::Result<()> {
 
 /// Make a disk persistent
 ///
-/// Writes the disk's present options to the server's disks-dir, so that the disk is served again after a
-/// restart. If the configuration defines the disk, remove it there first, and run this command before the
-/// server reads the configuration again: a name has one definition.
+/// Writes the disk's present options to the server's disks-dir, so that the disk is served again
+/// after a restart. If the configuration defines the disk, remove it there first, and run this
+/// command before the server reads the configuration again: a name has one definition.
 #[derive(Args, Debug)]
 struct AdoptArgs {
     #[command(flatten)]
@@ -313,8 +314,8 @@ fn as_seen_elsewhere(mut table: DiskSpec) -> anyhow::Result<DiskSpec> {
 
 /// Stop serving a disk
 ///
-/// Requests in flight complete first. The image is not deleted. A disk in use is not removed without
-/// --force.
+/// Requests in flight complete first. The image is not deleted. A disk in use is not removed
+/// without --force.
 #[derive(Args, Debug)]
 struct RemoveArgs {
     #[command(flatten)]
@@ -359,7 +360,8 @@ fn remove(args: RemoveArgs) -> anyhow::Result<()> {
 
 /// List the disks of all servers on this host
 ///
-/// The list has the servers of the user who runs the command. Use `sudo fathom list` for those of root.
+/// The list has the servers of the user who runs the command. Use `sudo fathom list` for those of
+/// root.
 #[derive(Args, Debug)]
 pub struct ListArgs {
     /// Print JSON

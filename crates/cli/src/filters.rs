@@ -77,8 +77,8 @@ fn to_json(filter: &About) -> Value {
 
 /// Change options of a disk's filter
 ///
-/// All options change at once, while the disk is in use. An option without a value (read=) is reset to its
-/// default. `fathom filters` lists the options, and `fathom show` shows the present values.
+/// All options change at once, while the disk is in use. An option without a value (read=) is reset
+/// to its default. `fathom filters` lists the options, and `fathom show` shows the present values.
 #[derive(Args, Debug)]
 pub struct SetArgs {
     #[command(flatten)]

@@ -10,7 +10,8 @@ use std::io::Write;
 
 /// List and change throttle groups
 ///
-/// The disks of a server whose throttle filters have the same group=NAME form a group and share its limits.
+/// The disks of a server whose throttle filters have the same group=NAME form a group and share its
+/// limits.
 #[derive(Args, Debug)]
 pub struct GroupCommand {
     #[command(subcommand)]
@@ -56,9 +57,10 @@ fn list(args: ListArgs) -> anyhow::Result<()> {
 
 /// Change the limits of a throttle group
 ///
-/// The change also applies to the stored definitions of the disks. An option without a value (iops-total=)
-/// is reset to its default; `fathom filters throttle` lists the options. If tenants have processes of their
-/// own, each of them has its own group of this name, and the limits apply to each group separately.
+/// The change also applies to the stored definitions of the disks. An option without a value
+/// (iops-total=) is reset to its default; `fathom filters throttle` lists the options. If tenants
+/// have processes of their own, each of them has its own group of this name, and the limits apply
+/// to each group separately.
 #[derive(Args, Debug)]
 struct SetArgs {
     /// Name of the group, as in group=NAME of the filters

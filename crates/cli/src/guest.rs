@@ -38,9 +38,9 @@ enum GuestCommand {
 
 /// Record a virtio disk of this guest for `fathom breakdown --join`
 ///
-/// Run this command in the guest. The command records the block layer, virtio-blk and its interrupts into memory, and
-/// then writes a run directory. `fathom breakdown --join` joins it with a run that was recorded on the host at
-/// the same time.
+/// Run this command in the guest. The command records the block layer, virtio-blk and its
+/// interrupts into memory, and then writes a run directory. `fathom breakdown --join` joins it with
+/// a run that was recorded on the host at the same time.
 #[derive(Debug, Args)]
 struct RecordArgs {
     /// Disk to record, if there are several, such as vda
@@ -49,7 +49,8 @@ struct RecordArgs {
     /// Time to record, such as 500ms
     #[arg(long, visible_alias = "runtime", value_name = "SECONDS", default_value = "5s", value_parser = parse_window)]
     seconds: Duration,
-    /// Memory for the trace of all CPUs in MiB, 1 to 65536 [default: 1/8 of free memory, at most 256]
+    /// Memory for the trace of all CPUs in MiB, 1 to 65536 [default: 1/8 of free memory, at most
+    /// 256]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=65536))]
     buffer: Option<u32>,
     /// Run directory to create

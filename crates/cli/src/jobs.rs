@@ -11,8 +11,8 @@ use std::rc::Rc;
 
 /// List, change and end backups, mirrors and other jobs
 ///
-/// The list has the jobs of all servers on this host. A completed job is listed until it is ended or another job of
-/// the disk starts.
+/// The list has the jobs of all servers on this host. A completed job is listed until it is ended
+/// or another job of the disk starts.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct JobsArgs {
@@ -45,7 +45,8 @@ struct SpeedArgs {
 
 /// End a job
 ///
-/// Ends a backup, a mirror, a commit or a stream. A mirror that is not ready ends only with --force.
+/// Ends a backup, a mirror, a commit or a stream. A mirror that is not ready ends only with
+/// --force.
 #[derive(Args, Debug)]
 struct EndArgs {
     /// Identity of the job, as in `fathom jobs`

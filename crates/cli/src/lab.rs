@@ -17,8 +17,8 @@ use crate::report::ReportArgs;
 
 /// Run experiments in guests
 ///
-/// An experiment boots virtual machines on this host, measures in them, and writes a run directory for
-/// `fathom report`.
+/// An experiment boots virtual machines on this host, measures in them, and writes a run directory
+/// for `fathom report`.
 #[derive(Debug, Args)]
 pub struct LabArgs {
     #[command(subcommand)]
@@ -81,7 +81,8 @@ struct Show {
 struct How {
     /// Verify each suspected limit by another run of the cell
     ///
-    /// The other run has more of the limited resource, such as one more thread or twice the queue depth.
+    /// The other run has more of the limited resource, such as one more thread or twice the queue
+    /// depth.
     #[arg(long, help_heading = "Run")]
     confirm: bool,
     /// Run the experiment in an emulated machine with KVM, for hosts without KVM

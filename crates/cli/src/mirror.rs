@@ -51,10 +51,10 @@ pub fn run(args: MirrorCommand) -> anyhow::Result<()> {
 
 /// Start a mirror: copy a disk while it is in use
 ///
-/// Data that changes during the copy is copied again. The mirror is ready when the target has all data except
-/// the latest writes. The mirror then copies each write, until `fathom mirror complete` switches the disk to the
-/// target, or `fathom mirror stop` leaves the target as a copy of the disk at that moment. If the mirror
-/// fails, the disk is unchanged.
+/// Data that changes during the copy is copied again. The mirror is ready when the target has all
+/// data except the latest writes. The mirror then copies each write, until `fathom mirror complete`
+/// switches the disk to the target, or `fathom mirror stop` leaves the target as a copy of the disk
+/// at that moment. If the mirror fails, the disk is unchanged.
 #[derive(Args, Debug)]
 struct StartArgs {
     #[command(flatten)]
@@ -62,8 +62,8 @@ struct StartArgs {
 
     /// Target: a new or existing file, a device, nbd://HOST/EXPORT or rbd:POOL/IMAGE
     ///
-    /// A file that does not exist is created. An existing target must have the disk's size, and its contents
-    /// are lost.
+    /// A file that does not exist is created. An existing target must have the disk's size, and its
+    /// contents are lost.
     #[arg(value_name = "TARGET", value_parser = location())]
     to: Location,
 
@@ -239,9 +239,9 @@ fn tell(mirror: &MirrorInfo, json: bool) -> anyhow::Result<()> {
 
 /// Switch a disk to the target of its mirror
 ///
-/// The command waits until the mirror is ready. Requests wait for some milliseconds. Then the target is the
-/// disk's image, also after a restart of the server. The old image stays as it was at that moment, and is
-/// not used any more.
+/// The command waits until the mirror is ready. Requests wait for some milliseconds. Then the
+/// target is the disk's image, also after a restart of the server. The old image stays as it was at
+/// that moment, and is not used any more.
 #[derive(Args, Debug)]
 struct CompleteArgs {
     #[command(flatten)]
@@ -249,8 +249,8 @@ struct CompleteArgs {
 
     /// Allow the switch for a disk that would have its old image again after a restart
     ///
-    /// The image of such a disk is named on the server's command line or in its configuration. Change it to
-    /// the target there before the server restarts.
+    /// The image of such a disk is named on the server's command line or in its configuration.
+    /// Change it to the target there before the server restarts.
     #[arg(long = "transient", alias = "unkept")]
     unkept: bool,
 
@@ -288,7 +288,8 @@ pub fn wait_and_complete(disk: &Disk, how: &Completion, watch: &WatchArgs) -> an
 
 /// Stop a mirror
 ///
-/// If the mirror is ready, the target is a copy of the disk as of now. Otherwise the target is incomplete.
+/// If the mirror is ready, the target is a copy of the disk as of now. Otherwise the target is
+/// incomplete.
 #[derive(Args, Debug)]
 struct StopArgs {
     #[command(flatten)]

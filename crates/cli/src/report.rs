@@ -39,8 +39,8 @@ pub struct ReportArgs {
 
     /// Write the tables as CSV to this directory, or the first table to FILE.csv
     ///
-    /// The first table has the layers of a run or the points of an experiment. `--csv -` writes it to standard
-    /// output.
+    /// The first table has the layers of a run or the points of an experiment. `--csv -` writes it
+    /// to standard output.
     #[arg(long, value_name = "DIR|FILE.csv")]
     csv: Option<PathBuf>,
 

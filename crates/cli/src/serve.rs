@@ -49,8 +49,8 @@ pub struct ServeArgs {
 
     /// Address for NBD clients, such as tcp:0.0.0.0:10809; repeatable
     ///
-    /// unix:PATH, tcp:HOST:PORT, vsock:CID:PORT, fd:N for an inherited listening socket, or systemd for the
-    /// sockets that systemd passes.
+    /// unix:PATH, tcp:HOST:PORT, vsock:CID:PORT, fd:N for an inherited listening socket, or systemd
+    /// for the sockets that systemd passes.
     #[arg(long, value_name = "ADDRESS", value_parser = address_parser(), help_heading = "NBD")]
     pub nbd: Vec<Address>,
 
@@ -115,15 +115,16 @@ pub struct ServeArgs {
 
     /// Configuration file, such as /etc/fathom/fathom.toml
     ///
-    /// The file has the disks to serve and all other options; see fathom.toml(5). Only --json and --log can be
-    /// used with it.
+    /// The file has the disks to serve and all other options; see fathom.toml(5). Only --json and
+    /// --log can be used with it.
     #[arg(long, value_name = "FILE", help_heading = "Server")]
     config: Option<PathBuf>,
 
     /// Socket of the HTTP API, which `fathom list` and other commands use
     ///
-    /// A path, or fd:N for an inherited listening socket. The API serves its description as /openapi.json.
-    /// [default: $XDG_RUNTIME_DIR/fathom/control/PID.sock, for root /run/fathom/control/PID.sock]
+    /// A path, or fd:N for an inherited listening socket. The API serves its description as
+    /// /openapi.json. [default: $XDG_RUNTIME_DIR/fathom/control/PID.sock, for root
+    /// /run/fathom/control/PID.sock]
     #[arg(long, value_name = "SOCKET", value_parser = socket_parser(), help_heading = "Server")]
     api: Option<SocketSpec>,
 
@@ -137,13 +138,15 @@ pub struct ServeArgs {
 
     /// Address for metrics without authentication, such as 127.0.0.1:9825
     ///
-    /// /metrics is for Prometheus, and / is a page for browsers. Both only show data, and change nothing.
+    /// /metrics is for Prometheus, and / is a page for browsers. Both only show data, and change
+    /// nothing.
     #[arg(long, value_name = "HOST:PORT", help_heading = "Server")]
     http: Option<String>,
 
     /// Address for `fathom fleet` and Prometheus on other hosts, such as 0.0.0.0:9826
     ///
-    /// Clients connect by TLS with certificates, can read everything through the API, and change nothing.
+    /// Clients connect by TLS with certificates, can read everything through the API, and change
+    /// nothing.
     #[arg(
         long,
         value_name = "HOST:PORT",
@@ -175,10 +178,10 @@ pub struct ServeArgs {
 
     /// Run a shell command, and serve the disk until the command ends
     ///
-    /// `fathom serve` exits with the status of the command. The command finds the NBD URI in $uri, the path of
-    /// the NBD socket in $unixsocket, and the path of the vhost-user socket in $vhost_user. In --nbd unix:- and
-    /// --vhost-user -, the - stands for a socket in a temporary directory. If neither --nbd nor --vhost-user is
-    /// given, the default is --nbd unix:-.
+    /// `fathom serve` exits with the status of the command. The command finds the NBD URI in $uri,
+    /// the path of the NBD socket in $unixsocket, and the path of the vhost-user socket in
+    /// $vhost_user. In --nbd unix:- and --vhost-user -, the - stands for a socket in a temporary
+    /// directory. If neither --nbd nor --vhost-user is given, the default is --nbd unix:-.
     #[arg(
         long,
         value_name = "COMMAND",
@@ -197,7 +200,8 @@ pub struct ServeArgs {
 
     /// Log level, such as debug [default: $FATHOM_LOG, or info]
     ///
-    /// error, warn, info, debug, trace or off, or a list with levels of modules, such as info,fathom_nbd=trace.
+    /// error, warn, info, debug, trace or off, or a list with levels of modules, such as
+    /// info,fathom_nbd=trace.
     #[arg(long, value_name = "LEVEL", help_heading = "Server")]
     pub log: Option<String>,
 }

@@ -9,8 +9,9 @@ use std::path::absolute;
 
 /// Show a disk's state, or how to attach it to a VM
 ///
-/// Without an option the output is the state of the disk, or of all disks of a server. With --qemu, --libvirt, --cloud-hypervisor or --firecracker the output attaches one disk to a
-/// virtual machine.
+/// Without an option the output is the state of the disk, or of all disks of a server. With --qemu,
+/// --libvirt, --cloud-hypervisor or --firecracker the output attaches one disk to a virtual
+/// machine.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
     #[command(flatten)]

@@ -9,9 +9,9 @@ use std::io::{self, Write};
 
 /// Show a disk's slowest requests
 ///
-/// The server keeps the four slowest requests of each of the last 64 seconds and of each of the last 64
-/// minutes in which there were requests, without tracing. Times are in microseconds; `fathom stats`
-/// explains the stages.
+/// The server keeps the four slowest requests of each of the last 64 seconds and of each of the
+/// last 64 minutes in which there were requests, without tracing. Times are in microseconds;
+/// `fathom stats` explains the stages.
 #[derive(Args, Debug)]
 pub struct SlowArgs {
     #[command(flatten)]

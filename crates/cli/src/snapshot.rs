@@ -11,13 +11,14 @@ use std::path::PathBuf;
 
 /// Take a snapshot of a disk while it is in use
 ///
-/// The command creates FILE, a qcow2 image on top of the disk's image. From then on the disk writes to FILE,
-/// and the old image stays as it was and can be copied. Do not write to the old image while FILE exists.
-/// `fathom commit` merges both images again. Requests wait for some milliseconds.
+/// The command creates FILE, a qcow2 image on top of the disk's image. From then on the disk writes
+/// to FILE, and the old image stays as it was and can be copied. Do not write to the old image
+/// while FILE exists. `fathom commit` merges both images again. Requests wait for some
+/// milliseconds.
 ///
-/// With --internal the snapshot is stored in the disk's own qcow2 image. Requests wait until the tables of
-/// the image are written, which takes longer for large images. `fathom img snapshot --apply` restores the
-/// snapshot while the image is not in use.
+/// With --internal the snapshot is stored in the disk's own qcow2 image. Requests wait until the
+/// tables of the image are written, which takes longer for large images.
+/// `fathom img snapshot --apply` restores the snapshot while the image is not in use.
 #[derive(Args, Debug)]
 pub struct SnapshotArgs {
     #[command(flatten)]
@@ -28,8 +29,8 @@ pub struct SnapshotArgs {
 
     /// Allow a snapshot of a disk that would have its old image again after a restart
     ///
-    /// The image of such a disk is named on the server's command line or in its configuration. Change it to
-    /// FILE there before the server restarts.
+    /// The image of such a disk is named on the server's command line or in its configuration.
+    /// Change it to FILE there before the server restarts.
     #[arg(long = "transient", alias = "unkept", conflicts_with_all = ["internal", "list", "delete"])]
     unkept: bool,
 
@@ -49,7 +50,8 @@ pub struct SnapshotArgs {
 struct Action {
     /// New qcow2 image on top of the disk's image
     ///
-    /// The new image names the old one by its file name if both are in the same directory, otherwise by its path.
+    /// The new image names the old one by its file name if both are in the same directory,
+    /// otherwise by its path.
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 

@@ -26,8 +26,8 @@ fn to_json<T: Serialize>(answers: &[(String, T)]) -> serde_json::Result<String> 
 
 /// Show where a disk's requests spend their time
 ///
-/// The table covers the time since the disk was added, or with --watch each interval. The stages are
-/// explained below the table.
+/// The table covers the time since the disk was added, or with --watch each interval. The stages
+/// are explained below the table.
 #[derive(Args, Debug)]
 pub struct StatsArgs {
     #[command(flatten)]
@@ -295,16 +295,18 @@ fn print_clients(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
 
 /// Resize a disk while it is in use
 ///
-/// The guest sees the new size immediately, NBD clients when they connect again. New space reads as zeroes.
+/// The guest sees the new size immediately, NBD clients when they connect again. New space reads as
+/// zeroes.
 #[derive(Args, Debug)]
 pub struct ResizeArgs {
     #[command(flatten)]
     target: Target,
 
-    /// New size such as 20G, or a difference such as +5G or -5G [default: the size of the image file]
+    /// New size such as 20G, or a difference such as +5G or -5G [default: the size of the image
+    /// file]
     ///
-    /// In bytes; k, M, G and T are powers of 1024. Without a size the server adopts the size to which another
-    /// program has changed the file or device.
+    /// In bytes; k, M, G and T are powers of 1024. Without a size the server adopts the size to
+    /// which another program has changed the file or device.
     #[arg(value_name = "[+|-]SIZE", value_parser = NewSize::parse, allow_hyphen_values = true)]
     size: Option<NewSize>,
 
@@ -356,7 +358,8 @@ fn new_size(disk: &Disk, size: NewSize) -> anyhow::Result<u64> {
 
 /// Stop a server
 ///
-/// All disks of the server stop, as after SIGTERM. To stop serving one disk, use `fathom disk remove`.
+/// All disks of the server stop, as after SIGTERM. To stop serving one disk, use
+/// `fathom disk remove`.
 #[derive(Args, Debug)]
 pub struct QuitArgs {
     /// Process id or API socket of the server (see `fathom list`)

@@ -42,9 +42,9 @@ pub fn run(args: StreamCommand) -> anyhow::Result<()> {
 
 /// Start a stream: make a disk's image independent of its backing images
 ///
-/// In the end the image has all data of the disk and no backing image, or has BASE as its backing image. The
-/// contents of the disk do not change, even if the stream fails. Backing images that are not needed any more
-/// can then be removed.
+/// In the end the image has all data of the disk and no backing image, or has BASE as its backing
+/// image. The contents of the disk do not change, even if the stream fails. Backing images that are
+/// not needed any more can then be removed.
 #[derive(Args, Debug)]
 struct StartArgs {
     #[command(flatten)]
@@ -52,7 +52,8 @@ struct StartArgs {
 
     /// New backing image [default: none]
     ///
-    /// An image further down in the backing chain, or any other image. All data that differs from it is copied.
+    /// An image further down in the backing chain, or any other image. All data that differs from
+    /// it is copied.
     #[arg(short, long, value_name = "PATH")]
     base: Option<PathBuf>,
 
@@ -177,8 +178,9 @@ fn tell(stream: &StreamInfo, json: bool) -> anyhow::Result<()> {
 
 /// Stop a stream
 ///
-/// Copied data stays in the image, and the backing images are the same as before. If the images do not
-/// respond, the command fails after two seconds; the stream is in phase `stopping` until they do.
+/// Copied data stays in the image, and the backing images are the same as before. If the images do
+/// not respond, the command fails after two seconds; the stream is in phase `stopping` until they
+/// do.
 #[derive(Args, Debug)]
 struct StopArgs {
     #[command(flatten)]

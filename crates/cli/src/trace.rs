@@ -12,8 +12,9 @@ use std::time::Duration;
 
 /// Print a request trace, or turn tracing on and off
 ///
-/// A server writes a trace if it was started with --trace, or after `fathom trace --disk NAME --on FILE`. The
-/// trace keeps the last 32768 requests of each thread. --follow prints requests as they complete.
+/// A server writes a trace if it was started with --trace, or after
+/// `fathom trace --disk NAME --on FILE`. The trace keeps the last 32768 requests of each thread.
+/// --follow prints requests as they complete.
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("traced").args(["disk", "server"]).multiple(true)))]
 pub struct TraceArgs {

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 
 /// Replace a server's program without stopping its disks
 ///
-/// A new process takes over the disks. Virtual machines stay connected, and their requests wait for some
-/// milliseconds. If the new process fails, the old one continues. With tenants, each tenant's process is
-/// replaced too. If a process is not replaced, the exit status is 1.
+/// A new process takes over the disks. Virtual machines stay connected, and their requests wait for
+/// some milliseconds. If the new process fails, the old one continues. With tenants, each tenant's
+/// process is replaced too. If a process is not replaced, the exit status is 1.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
     /// Process id or API socket of the server, or the name of one of its disks

@@ -24,7 +24,8 @@ use tokio::runtime::{self, Runtime};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum length of a reply that is read, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
-/// The characters of a path segment that are percent-encoded: all but the unreserved ones (RFC 3986, section 2.3).
+/// The characters of a path segment that are percent-encoded: all but the unreserved ones (RFC
+/// 3986, section 2.3).
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -68,7 +69,8 @@ impl Client {
         })
     }
 
-    /// Returns a GET request. `place`: the segments of the path, not yet percent-encoded: `["v1", "disks", "a"]`.
+    /// Returns a GET request. `place`: the segments of the path, not yet percent-encoded:
+    /// `["v1", "disks", "a"]`.
     pub fn get(&self, place: &[&str]) -> Call<'_> {
         Call::new(self, Method::GET, place)
     }
@@ -285,7 +287,8 @@ pub(crate) async fn collect_of(
     Ok(body.to_bytes())
 }
 
-/// Converts a reply to its value, or to the server's error. None: a Fathom server does not reply like this.
+/// Converts a reply to its value, or to the server's error. None: a Fathom server does not reply
+/// like this.
 pub(crate) fn understand<T: DeserializeOwned>(
     status: StatusCode,
     body: &[u8],

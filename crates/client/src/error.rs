@@ -69,7 +69,8 @@ impl ClientError {
         let inner = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
         match inner {
             _ if error.is_parse() => ClientError::NotFathom(server.to_string()),
-            // A server rejects a client's certificate by a TLS alert, which rustls reports as `InvalidData`.
+            // A server rejects a client's certificate by a TLS alert, which rustls reports as
+            // `InvalidData`.
             Some(inner) if inner.kind() == ErrorKind::InvalidData => ClientError::Io {
                 server: server.to_string(),
                 what: "TLS",

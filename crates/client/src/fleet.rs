@@ -20,7 +20,8 @@ use tokio::time::timeout;
 const AT_ONCE: usize = 256;
 /// Time limit of all replies of a server, as a multiple of the time limit of one reply.
 const ANSWERS: u32 = 12;
-/// Maximum length of a reply that is read, in bytes. [`AT_ONCE`] replies may be in memory at the same time.
+/// Maximum length of a reply that is read, in bytes. [`AT_ONCE`] replies may be in memory at the
+/// same time.
 const MAX_ANSWER: usize = 16 << 20;
 
 /// A connection to one server, for one request after another.
@@ -45,8 +46,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Sends a GET request, and waits for the reply. `place`: the segments of the path, not yet percent-encoded:
-    /// `["v1", "disks", "a"]`.
+    /// Sends a GET request, and waits for the reply. `place`: the segments of the path, not yet
+    /// percent-encoded: `["v1", "disks", "a"]`.
     pub async fn get<T: DeserializeOwned>(&mut self, place: &[&str]) -> Result<T, ClientError> {
         let patience = self.patience;
         let late = late(self.server, patience);
@@ -72,9 +73,10 @@ fn late(server: &Server, after: Duration) -> ClientError {
     ClientError::Late { server, after }
 }
 
-/// Queries all `servers`, up to [`AT_ONCE`] at the same time, and calls `take` with the index and the result of each.
-/// The result is an error if a reply takes longer than `patience`, or all replies of a server take [`ANSWERS`] times as
-/// long. The whole call takes at most that time for each [`AT_ONCE`] servers.
+/// Queries all `servers`, up to [`AT_ONCE`] at the same time, and calls `take` with the index and
+/// the result of each. The result is an error if a reply takes longer than `patience`, or all
+/// replies of a server take [`ANSWERS`] times as long. The whole call takes at most that time for
+/// each [`AT_ONCE`] servers.
 ///
 /// # Errors
 /// An error if the runtime cannot be created.

@@ -1,5 +1,5 @@
-//! A client of running servers: HTTP and JSON, as `docs/openapi.json` describes them, over a Unix socket, or over TLS
-//! from another host. `fleet` queries many servers at the same time.
+//! A client of running servers: HTTP and JSON, as `docs/openapi.json` describes them, over a Unix
+//! socket, or over TLS from another host. `fleet` queries many servers at the same time.
 
 mod client;
 mod error;

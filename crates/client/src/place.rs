@@ -1,11 +1,12 @@
-//! Finds servers: each has an entry, named by its process id, in a directory of its user. The entry is the server's
-//! socket, or a symbolic link to it.
+//! Finds servers: each has an entry, named by its process id, in a directory of its user. The entry
+//! is the server's socket, or a symbolic link to it.
 
 use fathom_sockets::runtime_dir;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// Returns the path of the entry of a server. `runtime_dir`: the [`runtime_dir`] of the server's user.
+/// Returns the path of the entry of a server. `runtime_dir`: the [`runtime_dir`] of the server's
+/// user.
 pub fn entry_in(runtime_dir: &Path, pid: u32) -> PathBuf {
     runtime_dir.join("control").join(format!("{pid}.sock"))
 }

@@ -51,12 +51,14 @@ pub struct Remote {
 #[derive(Clone, Debug)]
 pub struct Credentials {
     config: Arc<ClientConfig>,
-    /// Name that all servers' certificates must have. None: each certificate has the name of its host.
+    /// Name that all servers' certificates must have. None: each certificate has the name of its
+    /// host.
     server: Option<String>,
 }
 
 impl Credentials {
-    /// Loads the certificates and the key. `dir` must contain ca-cert.pem, client-cert.pem and client-key.pem.
+    /// Loads the certificates and the key. `dir` must contain ca-cert.pem, client-cert.pem and
+    /// client-key.pem.
     pub fn load(dir: &Path, server: Option<String>) -> Result<Credentials, TlsError> {
         let files = ClientFiles::of(Some(dir));
         if let Some((cert, _)) = &files.own {
@@ -69,7 +71,8 @@ impl Credentials {
 }
 
 impl Remote {
-    /// Returns a server. `host`: `HOST`, `HOST:PORT` or `[IPV6]:PORT`. The error is one line for the user.
+    /// Returns a server. `host`: `HOST`, `HOST:PORT` or `[IPV6]:PORT`. The error is one line for
+    /// the user.
     pub fn new(host: &str, credentials: &Credentials) -> Result<Remote, String> {
         let at =
             split_host(host, PORT).ok_or_else(|| format!("'{host}' is not HOST or HOST:PORT"))?;
@@ -83,7 +86,8 @@ impl Remote {
         })
     }
 
-    /// Returns the host in lower case and the port, which identify a server however the user wrote it.
+    /// Returns the host in lower case and the port, which identify a server however the user wrote
+    /// it.
     pub fn place(&self) -> (String, u16) {
         (self.at.0.to_lowercase(), self.at.1)
     }
@@ -91,14 +95,16 @@ impl Remote {
     async fn connect(&self) -> io::Result<impl Stream + use<>> {
         let (host, port) = &self.at;
         let socket = TcpStream::connect((&**host, *port)).await?;
-        // Requests are smaller than a packet, and nothing follows them, so waiting for more data would only cost time.
+        // Requests are smaller than a packet, and nothing follows them, so waiting for more data
+        // would only cost time.
         socket.set_nodelay(true)?;
         let connector = TlsConnector::from(self.config.clone());
         connector.connect(self.name.clone(), socket).await
     }
 }
 
-/// Splits a host from its port: `HOST`, `HOST:PORT` or `[IPV6]:PORT`. None: the text is none of these.
+/// Splits a host from its port: `HOST`, `HOST:PORT` or `[IPV6]:PORT`. None: the text is none of
+/// these.
 pub fn split_host(host: &str, usual: u16) -> Option<(String, u16)> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => {

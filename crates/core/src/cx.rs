@@ -73,9 +73,9 @@ impl Cx {
         Ok(owner)
     }
 
-    /// Returns a tag for [`Token::channel`](crate::Token::channel) that no other layer of the channel
-    /// has. A layer above several others passes all of them the completions that it does not
-    /// handle itself.
+    /// Returns a tag for [`Token::channel`](crate::Token::channel) that no other layer of the
+    /// channel has. A layer above several others passes all of them the completions that it does
+    /// not handle itself.
     pub fn new_tag(&mut self) -> u16 {
         let tag = self.next_tag;
         // Reused only after 32768 others: a channel has fewer layers.

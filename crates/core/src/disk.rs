@@ -101,8 +101,9 @@ pub type SizeWatch = Arc<dyn Fn() + Send + Sync>;
 pub trait Disk: Send + Sync {
     fn info(&self) -> DiskInfo;
 
-    /// Size of the [`SavedState`] that the disk needs, in bytes, a multiple of 8; 0 if it needs none.
-    /// A disk gets no saved state if it asks for more than [`SAVED_STATE_ROOM`](crate::SAVED_STATE_ROOM).
+    /// Size of the [`SavedState`] that the disk needs, in bytes, a multiple of 8; 0 if it needs
+    /// none. A disk gets no saved state if it asks for more than
+    /// [`SAVED_STATE_ROOM`](crate::SAVED_STATE_ROOM).
     fn saved_state_len(&self) -> u64 {
         0
     }

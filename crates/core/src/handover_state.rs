@@ -60,8 +60,8 @@ pub trait Part: Send + Sync {
         Ok(None)
     }
 
-    /// Restores the state that the predecessor's part returned from `final_state`. No request has arrived
-    /// yet.
+    /// Restores the state that the predecessor's part returned from `final_state`. No request has
+    /// arrived yet.
     fn restore(&self, _left: PartState) -> Result<(), String> {
         Ok(())
     }

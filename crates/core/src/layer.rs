@@ -1,4 +1,5 @@
-//! Layers: a disk, channel or source that wraps another one and changes only a part of what it does.
+//! Layers: a disk, channel or source that wraps another one and changes only a part of what it
+//! does.
 //!
 //! A layer has only the methods that it changes. All others pass the call on to what is below, so
 //! that no layer can forget a method.

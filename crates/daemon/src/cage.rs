@@ -8,7 +8,8 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Applies the server's sandbox to this process, before it starts important threads, and to each new thread.
+/// Applies the server's sandbox to this process, before it starts important threads, and to each
+/// new thread.
 pub fn enter(mode: Mode) {
     know_machine();
     let report = fathom_sandbox::cage_server(mode);
@@ -24,11 +25,11 @@ pub fn enter(mode: Mode) {
     }
 }
 
-/// Applies a tenant's sandbox to this process, before it starts threads. From then on, the supervisor opens files for
-/// it.
+/// Applies a tenant's sandbox to this process, before it starts threads. From then on, the
+/// supervisor opens files for it.
 ///
-/// `user`: the user that the process becomes. `connects`: the directories with settings of libraries that make network
-/// connections; None: no disk of the tenant needs these.
+/// `user`: the user that the process becomes. `connects`: the directories with settings of
+/// libraries that make network connections; None: no disk of the tenant needs these.
 pub fn lock_up(mode: Mode, user: Option<User>, connects: Option<&[PathBuf]>) -> io::Result<()> {
     know_machine();
     let network = connects.map_or(&[][..], |_| &NETWORK);
@@ -57,8 +58,9 @@ pub fn lock_up(mode: Mode, user: Option<User>, connects: Option<&[PathBuf]>) -> 
     Ok(())
 }
 
-/// Reads facts about the machine, such as the page size, while that is possible. On kernels before 6.4, the first
-/// caller reads them from a file, and a thread in a sandbox may be unable to open that file.
+/// Reads facts about the machine, such as the page size, while that is possible. On kernels before
+/// 6.4, the first caller reads them from a file, and a thread in a sandbox may be unable to open
+/// that file.
 fn know_machine() {
     rustix::param::page_size();
 }

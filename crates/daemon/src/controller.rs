@@ -1,7 +1,8 @@
 //! Carries out requests, on the control thread.
 //!
-//! The registry (`fathom_control`) decides what is to be done about disks' definitions. Disks themselves belong to the
-//! [`Host`]. The result of an operation arrives in a later [`Controller::turn`], as a [`Step`].
+//! The registry (`fathom_control`) decides what is to be done about disks' definitions. Disks
+//! themselves belong to the [`Host`]. The result of an operation arrives in a later
+//! [`Controller::turn`], as a [`Step`].
 //!
 //! - `effects` starts the operations that the registry wants;
 //! - `reload` reads definitions, `adopt` stores those of static disks;

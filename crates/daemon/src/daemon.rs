@@ -30,13 +30,13 @@ use std::sync::Arc;
 /// How a server has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Process id of the successor, which serves everything from now on and continues the counters. None: the server
-    /// has stopped.
+    /// Process id of the successor, which serves everything from now on and continues the counters.
+    /// None: the server has stopped.
     pub successor: Option<u32>,
     /// Statistics of each disk: where its requests spent their time.
     pub outcomes: Vec<(String, Outcome)>,
-    /// Whether all requests in flight are complete. After [`Error::Abandoned`], threads still use the disks, so the
-    /// process must exit.
+    /// Whether all requests in flight are complete. After [`Error::Abandoned`], threads still use
+    /// the disks, so the process must exit.
     pub stopped: Result<(), Error>,
 }
 
@@ -52,11 +52,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the disks, starts their workers, and listens for clients, which are served from then on.
+    /// Opens the disks, starts their workers, and listens for clients, which are served from then
+    /// on.
     ///
-    /// Must be called while no other thread reads the environment, because the sockets that a service manager passes
-    /// are found by environment variables. No other thread may leave SIGTERM and SIGINT unblocked: from here on, these
-    /// signals are for [`Daemon::run`].
+    /// Must be called while no other thread reads the environment, because the sockets that a
+    /// service manager passes are found by environment variables. No other thread may leave SIGTERM
+    /// and SIGINT unblocked: from here on, these signals are for [`Daemon::run`].
     pub fn start(options: ServeOptions) -> Result<Daemon, Error> {
         options.validate().map_err(Error::Options)?;
         let Surroundings {
@@ -97,8 +98,9 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Takes over from the process at the other end of `socket`, by these options, whose disks are ignored. The rules
-    /// of [`Daemon::start`] apply. After an error, that process keeps serving everything.
+    /// Takes over from the process at the other end of `socket`, by these options, whose disks are
+    /// ignored. The rules of [`Daemon::start`] apply. After an error, that process keeps serving
+    /// everything.
     pub fn take_over(options: ServeOptions, socket: OwnedFd) -> Result<Daemon, Error> {
         let Surroundings {
             termination,
@@ -153,13 +155,15 @@ impl Daemon {
         notify_manager(NotifyState::Ready);
     }
 
-    /// Runs the main loop until SIGTERM, SIGINT or a client of the API stops the server, or a successor takes over. A
-    /// server that stops completes requests in flight, unless that exceeds the timeout, and removes its sockets.
+    /// Runs the main loop until SIGTERM, SIGINT or a client of the API stops the server, or a
+    /// successor takes over. A server that stops completes requests in flight, unless that exceeds
+    /// the timeout, and removes its sockets.
     pub fn run(mut self) -> Result<Ended, Error> {
         while self.wait()? {}
         if self.successor.is_some() {
             let successor = self.successor;
-            // All of the server's files and sockets are the successor's now, so no destructor may run.
+            // All of the server's files and sockets are the successor's now, so no destructor may
+            // run.
             std::mem::forget(self);
             return Ok(Ended {
                 successor,

@@ -1,7 +1,8 @@
 //! A server: its process, its control thread, its files, and its upgrade to another process.
 //!
 //! - `daemon` starts a server from its options, and is its main loop;
-//! - `controller` carries out requests on the control thread, which `control_thread` passes on from the API;
+//! - `controller` carries out requests on the control thread, which `control_thread` passes on from
+//!   the API;
 //! - `files` reads and writes the configuration and the definitions of disks;
 //! - `handover` hands the server over to another process;
 //! - `tenant` is the process of a tenant;

@@ -1,5 +1,5 @@
-//! The process of a tenant, which serves the tenant's disks by commands of its supervisor. Files that the process
-//! cannot open itself are opened by the supervisor.
+//! The process of a tenant, which serves the tenant's disks by commands of its supervisor. Files
+//! that the process cannot open itself are opened by the supervisor.
 
 use crate::cage;
 use crate::handover::{self, HandedOver};
@@ -42,11 +42,11 @@ pub struct NewTenant {
     predecessor: Option<OwnedFd>,
 }
 
-/// Makes this process a tenant, and must be called before it starts threads. Standard input is the link to the
-/// supervisor, standard output the gate.
+/// Makes this process a tenant, and must be called before it starts threads. Standard input is the
+/// link to the supervisor, standard output the gate.
 pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
-    // The program was started as /proc/self/exe, which would give the process the name "exe". (Only people read the
-    // name.)
+    // The program was started as /proc/self/exe, which would give the process the name "exe". (Only
+    // people read the name.)
     let _ = rustix::thread::set_name(c"fathom-tenant");
     limits::raise();
     let (link, gate) = sockets().map_err(Error::io("cannot connect to the supervisor"))?;
@@ -72,8 +72,8 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
     })
 }
 
-/// Carries out the supervisor's commands. Returns after the supervisor's last command, or after a handover. If the
-/// supervisor ends, the process exits at once, as if it were killed.
+/// Carries out the supervisor's commands. Returns after the supervisor's last command, or after a
+/// handover. If the supervisor ends, the process exits at once, as if it were killed.
 pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
     // Only the supervisor handles signals.
     let _signals = LeftToThisThread::begin();
@@ -144,7 +144,8 @@ struct Begun {
     options: ServeOptions,
     /// The user that the process becomes.
     user: Option<User>,
-    /// Directories with settings of a library that makes network connections for some disks. None: no disk needs that.
+    /// Directories with settings of a library that makes network connections for some disks. None:
+    /// no disk needs that.
     connects: Option<Vec<PathBuf>>,
     /// Socket to the predecessor.
     predecessor: Option<OwnedFd>,
@@ -251,7 +252,8 @@ impl Tenant {
         self.objects.ask(ask, Box::new(responder));
     }
 
-    /// Hands over to the process at the other end of the socket. After an error, this process continues.
+    /// Hands over to the process at the other end of the socket. After an error, this process
+    /// continues.
     fn hand_over(&mut self, socket: OwnedFd) {
         let link = &self.link;
         let kill = Box::new(|| end_successor(link));
@@ -268,7 +270,8 @@ impl Tenant {
         }
     }
 
-    /// Sends the reply to a command. In place of one that is too long, the supervisor gets an error.
+    /// Sends the reply to a command. In place of one that is too long, the supervisor gets an
+    /// error.
     fn answer(&self, number: u64, answer: Answer) {
         let message = FromTenant::Answer { number, answer };
         match self.link.send(&message, None, true) {
@@ -307,7 +310,8 @@ fn end_successor(link: &Link) -> Result<(), String> {
     }
 }
 
-/// Exits, because the supervisor has ended, and the next supervisor needs the disks that this process has open.
+/// Exits, because the supervisor has ended, and the next supervisor needs the disks that this
+/// process has open.
 fn gone(error: &io::Error) -> ! {
     tracing::debug!(
         "the connection to the supervisor is closed: {}",

@@ -1,5 +1,5 @@
-//! When replies of NBD's transmission phase are sent: after all of a refused command, and to every command of a client
-//! that has more data outstanding than the server has memory.
+//! When replies of NBD's transmission phase are sent: after all of a refused command, and to every
+//! command of a client that has more data outstanding than the server has memory.
 
 mod support;
 
@@ -30,7 +30,8 @@ fn still_works(client: &mut Client) {
     assert_eq!(client.read(8192, 4096), data);
 }
 
-/// Sends a write without its last byte. The server has time to receive these bytes, and must not have replied.
+/// Sends a write without its last byte. The server has time to receive these bytes, and must not
+/// have replied.
 fn send_incomplete(
     client: &mut Client,
     other: &mut Client,
@@ -102,7 +103,8 @@ fn write_without_its_whole_payload_is_not_answered_at_the_end() {
     }
 }
 
-/// A refused write, and one that is not, of which a part is received before the connection goes to another source.
+/// A refused write, and one that is not, of which a part is received before the connection goes to
+/// another source.
 #[test]
 fn error_reply_of_a_refused_write_survives_a_handover() {
     let disk = memory();
@@ -125,7 +127,8 @@ fn reads_in_one_piece_that_need_more_memory_than_there_is_are_all_answered() {
     let disk = memory();
     let worker = worker(&disk, EngineKind::IoUring);
     for replies in ALL {
-        // (Reads that may be answered in chunks are among them, where the form of replies allows that.)
+        // (Reads that may be answered in chunks are among them, where the form of replies allows
+        // that.)
         for (count, len) in [
             (65, 1 << 20),
             (128, 1 << 20),

@@ -45,7 +45,8 @@ pub enum Change {
     Plain,
     /// The disk is being frozen, until this time at the latest.
     Freezing { until: Option<Instant> },
-    /// A backup with this identity begins. `end`: the responder of a request to end the backup that arrived meanwhile.
+    /// A backup with this identity begins. `end`: the responder of a request to end the backup that
+    /// arrived meanwhile.
     StartingBackup { id: String, end: Option<Responder> },
     /// The disk gets the options that a job needs; then the job begins.
     PreparingJob(Next, Box<StartingJob>),
@@ -153,7 +154,8 @@ impl Activities {
         }
     }
 
-    /// Returns the error for requests about a disk that is being opened or closed, and so is not in the list of disks.
+    /// Returns the error for requests about a disk that is being opened or closed, and so is not in
+    /// the list of disks.
     pub fn coming_or_going(&self, name: &str) -> Option<RequestError> {
         match self.phase(name)? {
             Phase::Opening(_) => Some(changing_disk(name, true)),
@@ -231,8 +233,8 @@ impl Activities {
         self.entry(name).job_over.get_or_insert_default()
     }
 
-    /// Returns the names of the disks whose jobs have ended, each with the time of the next attempt to give the disk
-    /// its former options back.
+    /// Returns the names of the disks whose jobs have ended, each with the time of the next attempt
+    /// to give the disk its former options back.
     pub fn jobs_over(&self) -> impl Iterator<Item = (&String, Instant)> {
         self.0.iter().filter_map(|(name, activity)| {
             let over = activity.job_over.as_ref()?;

@@ -1,9 +1,11 @@
 //! The disks of this process, and the commands about them.
 //!
 //! - `put` adds and changes disks, `remove` removes them;
-//! - `remaking` replaces a disk by one with other options, `resizing` changes sizes, `switching` changes images;
+//! - `remaking` replaces a disk by one with other options, `resizing` changes sizes, `switching`
+//!   changes images;
 //! - `backups`, `mirrors` and `chains` begin and end jobs, `jobs` finds a job by its identity;
-//! - `bitmaps` and `snapshots` manage dirty bitmaps and internal snapshots, `freezing` stops disks for a while;
+//! - `bitmaps` and `snapshots` manage dirty bitmaps and internal snapshots, `freezing` stops disks
+//!   for a while;
 //! - `handover` hands all disks over to another process;
 //! - `host` implements `Host` for all of it.
 
@@ -68,8 +70,8 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Opens the disks of the configuration, except those that cannot be opened and may be opened later. `clients`: the
-    /// listeners of NBD clients.
+    /// Opens the disks of the configuration, except those that cannot be opened and may be opened
+    /// later. `clients`: the listeners of NBD clients.
     pub fn open(
         options: ServeOptions,
         front_ends: Vec<Option<Listener>>,
@@ -242,8 +244,9 @@ impl Objects {
         Err(fathom_control::unknown_disk(name, &self.names()))
     }
 
-    /// Has all workers apply a change of one disk's filters: some filters share their state with those of other disks.
-    /// The wait for each worker has a timeout. Only a worker of the disk itself that does not respond is an error.
+    /// Has all workers apply a change of one disk's filters: some filters share their state with
+    /// those of other disks. The wait for each worker has a timeout. Only a worker of the disk
+    /// itself that does not respond is an error.
     fn look(&self, index: usize) -> Result<(), String> {
         let looking: Vec<_> = self.disks.iter().map(Served::begin_look).collect();
         let mut outcome = Ok(());

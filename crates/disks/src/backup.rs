@@ -55,7 +55,8 @@ pub struct Running {
 
 /// Identities of backups that have ended, or that were ended before they began.
 ///
-/// No further backup may have such an identity: a late request to begin would leave a backup that no client ends.
+/// No further backup may have such an identity: a late request to begin would leave a backup that
+/// no client ends.
 #[derive(Default)]
 pub struct EndedBackups(VecDeque<String>);
 
@@ -114,8 +115,8 @@ impl Order {
         };
         let backup = Backup::start(self.source, &self.terms, Box::new(failed))?;
         let (view, workers) = backup.view();
-        // Clients that know the backup's identity are never served another backup. The disk's name and the empty name
-        // refer to any present backup.
+        // Clients that know the backup's identity are never served another backup. The disk's name
+        // and the empty name refer to any present backup.
         let exports = [&self.disk, &self.id].map(|name| {
             let text = "the disk as of the backup's begin".to_owned();
             let export = Export::new(name.clone(), text, view.clone(), workers.clone());
@@ -180,7 +181,8 @@ impl State {
 }
 
 impl Shared {
-    /// Begins to end the backup, on a thread of its own. With a `problem`, the backup has failed for this reason.
+    /// Begins to end the backup, on a thread of its own. With a `problem`, the backup has failed
+    /// for this reason.
     fn end_soon(self: &Arc<Self>, problem: Option<&str>) {
         let mut state = self.state.lock();
         let Some((_, backup)) = &state.parts else {
@@ -271,7 +273,8 @@ impl Running {
         }
     }
 
-    /// Begins to end the backup because the disk is being removed or the server is stopping. Does not wait for the end.
+    /// Begins to end the backup because the disk is being removed or the server is stopping. Does
+    /// not wait for the end.
     pub fn begin_stop(&self) {
         self.shared
             .end_soon(Some("the disk is being removed, or the server is stopping"));

@@ -1,4 +1,5 @@
-//! Operations on disks that may take long, each on a thread of its own, and the events that report their ends.
+//! Operations on disks that may take long, each on a thread of its own, and the events that report
+//! their ends.
 
 use super::backup::{Order, Running};
 use super::disk::{Common, Served};
@@ -46,7 +47,8 @@ pub struct Over {
     pause: Duration,
 }
 
-/// Pause after the first failed attempt, which doubles each time: guests and clients wait during each attempt.
+/// Pause after the first failed attempt, which doubles each time: guests and clients wait during
+/// each attempt.
 const AGAIN: Duration = Duration::from_secs(30);
 
 impl Default for Over {
@@ -66,7 +68,8 @@ impl Over {
     }
 }
 
-/// An event that another thread reports. The string is the name of the disk; an error is the reason of a failure.
+/// An event that another thread reports. The string is the name of the disk; an error is the reason
+/// of a failure.
 pub enum Event {
     /// The disk has been opened.
     Opened(String, Result<Box<Served>, Error>),
@@ -96,7 +99,8 @@ pub enum Event {
     JobOver(String),
     /// A stream has been ended by a request, or continues.
     StreamEnded(String, Box<Result<StreamInfo, RequestError>>),
-    /// The disk has these options with its new image, and waits for the decision whether it keeps that image.
+    /// The disk has these options with its new image, and waits for the decision whether it keeps
+    /// that image.
     Switched(String, Box<DiskSpec>, SyncSender<bool>),
     /// The disk's dirty bitmaps have been listed or changed.
     BitmapsDone(String, Result<Vec<BitmapInfo>, String>),
@@ -140,8 +144,8 @@ pub type ToClose = (Served, Option<nbd::Leaving>);
 
 /// Starts a thread that closes the disk that the caller sends to the thread.
 ///
-/// The thread disconnects the front-end and clients, waits for requests in flight without a timeout, and closes the
-/// disk.
+/// The thread disconnects the front-end and clients, waits for requests in flight without a
+/// timeout, and closes the disk.
 pub fn close(post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
     let (send, receive) = sync_channel(1);
     on_a_thread("remove a disk", move || {
@@ -302,7 +306,8 @@ struct Closing {
 }
 
 impl Closing {
-    /// Waits until front-end, clients, jobs and workers have ended. False: not all of them have ended at `deadline`.
+    /// Waits until front-end, clients, jobs and workers have ended. False: not all of them have
+    /// ended at `deadline`.
     fn wait(&mut self, deadline: Instant) -> bool {
         self.disk.begin_stop();
         match self.disk.end(deadline) {

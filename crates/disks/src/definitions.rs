@@ -11,8 +11,8 @@ pub fn definition_of(name: &str, directory: Option<&Path>) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// Removes the mark of an image that the disk's definition still names. The server ended before a switch to a newer
-/// image was complete, and no user has written to the newer image.
+/// Removes the mark of an image that the disk's definition still names. The server ended before a
+/// switch to a newer image was complete, and no user has written to the newer image.
 pub fn forget_unfinished(options: &DiskOptions, directory: Option<&Path>) {
     let (location, is_first) = (&options.disk.location, !options.disk.succeeds);
     let definition = definition_of(&options.name, directory).filter(|_| is_first);

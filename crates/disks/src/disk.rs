@@ -84,8 +84,8 @@ pub struct Served {
 }
 
 impl Served {
-    /// Opens the disk and starts its workers. Front-ends from `listener`, if there is one, are served from
-    /// [`Served::serve`] on.
+    /// Opens the disk and starts its workers. Front-ends from `listener`, if there is one, are
+    /// served from [`Served::serve`] on.
     pub fn open(
         options: DiskOptions,
         listener: Option<Listener>,
@@ -228,7 +228,8 @@ impl Served {
         })
     }
 
-    /// Returns a function that counts and reports the users that attach and detach through this export.
+    /// Returns a function that counts and reports the users that attach and detach through this
+    /// export.
     fn watch(&self, by: By) -> Watch {
         let (events, disk) = (self.events.clone(), self.name().to_owned());
         let visits = self.visits.clone();
@@ -276,12 +277,14 @@ impl Served {
         line
     }
 
-    /// Returns a file descriptor that is readable after the thread that serves front-ends has ended.
+    /// Returns a file descriptor that is readable after the thread that serves front-ends has
+    /// ended.
     pub fn ended(&self) -> Option<BorrowedFd<'_>> {
         self.vhost_user.as_ref().map(Serving::ended)
     }
 
-    /// Begins to end the jobs, and to disconnect the front-end when its requests in flight are complete. Does not wait.
+    /// Begins to end the jobs, and to disconnect the front-end when its requests in flight are
+    /// complete. Does not wait.
     pub fn begin_stop(&self) {
         self.moves.begin_stop();
         self.backup.iter().for_each(Running::begin_stop);
@@ -289,7 +292,8 @@ impl Served {
         self.vhost_user.iter().for_each(Serving::begin_stop);
     }
 
-    /// Waits for the end of the jobs and of the front-end's export. None: not all of them have ended at `deadline`.
+    /// Waits for the end of the jobs and of the front-end's export. None: not all of them have
+    /// ended at `deadline`.
     pub fn end(&mut self, deadline: Instant) -> Option<Result<(), Error>> {
         let ended = match &mut self.vhost_user {
             Some(serving) => serving.end(deadline)?,
@@ -305,7 +309,8 @@ impl Served {
         Some(ended.map_err(Error::io("front-ends are no longer served")))
     }
 
-    /// Stops the workers, which have no clients any more. False: not all workers have stopped at `deadline`.
+    /// Stops the workers, which have no clients any more. False: not all workers have stopped at
+    /// `deadline`.
     pub fn end_workers(&self, deadline: Instant) -> bool {
         let workers = &self.stack.workers;
         workers.iter().for_each(WorkerHandle::stop);
@@ -476,8 +481,8 @@ impl Served {
         self.stack.filters.position(name)
     }
 
-    /// Changes a filter's options. The workers of all disks must apply the change afterwards: some filters share their
-    /// state with filters of other disks.
+    /// Changes a filter's options. The workers of all disks must apply the change afterwards: some
+    /// filters share their state with filters of other disks.
     pub fn set_filter(
         &mut self,
         at: usize,
@@ -496,7 +501,8 @@ impl Served {
         workers.map(WorkerHandle::begin_look).collect()
     }
 
-    /// Waits until these workers have applied the changes, with a timeout. The error is for the user.
+    /// Waits until these workers have applied the changes, with a timeout. The error is for the
+    /// user.
     pub fn wait_for_looks(&self, looking: Vec<Looking<'_>>) -> Result<(), String> {
         let unheard = looking.into_iter().filter_map(|look| look.wait().err());
         match unheard.count() {
@@ -521,7 +527,8 @@ impl Served {
         (self.shared.clone(), self.stack.workers.clone())
     }
 
-    /// Reports the disk's size, which may have changed, to the guest. NBD clients see the new size when they connect.
+    /// Reports the disk's size, which may have changed, to the guest. NBD clients see the new size
+    /// when they connect.
     pub fn resized(&mut self) {
         let size = self.stack.disk.info().size;
         if size != std::mem::replace(&mut self.size, size) {

@@ -1,5 +1,5 @@
-//! Freezes a disk: no requests are in flight, its image is closed, and its front-end and clients wait until the disk is
-//! thawed.
+//! Freezes a disk: no requests are in flight, its image is closed, and its front-end and clients
+//! wait until the disk is thawed.
 
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::vhost_user::Frozen;
@@ -20,8 +20,8 @@ pub struct Users {
     pub clients: Option<(Arc<NbdServer>, String)>,
 }
 
-/// The waiting front-end and clients of a frozen disk. Dropping this value resumes them. `thaw` also waits until the
-/// front-end has resumed.
+/// The waiting front-end and clients of a frozen disk. Dropping this value resumes them. `thaw`
+/// also waits until the front-end has resumed.
 pub struct Waiting {
     export: Option<Frozen>,
     clients: Option<(Arc<NbdServer>, String)>,
@@ -66,8 +66,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Thaws the disk, on a thread of its own. If no thread can be started, the disk is thawed at once, and `tell` is
-    /// not called.
+    /// Thaws the disk, on a thread of its own. If no thread can be started, the disk is thawed at
+    /// once, and `tell` is not called.
     pub fn begin_to_thaw(self, tell: impl FnOnce() + Send + 'static) -> io::Result<()> {
         on_a_thread("thaw a disk", move || {
             self.thaw();

@@ -1,5 +1,5 @@
-//! The marks of both images of a switch, until the switch is decided. (`fathom_files::superseded` has the order of
-//! steps.)
+//! The marks of both images of a switch, until the switch is decided. (`fathom_files::superseded`
+//! has the order of steps.)
 
 use super::disk::Served;
 use fathom_files::superseded::Superseded;
@@ -18,9 +18,10 @@ pub struct Marks<'a> {
 }
 
 impl Marks<'_> {
-    /// Marks the old image, and removes the mark of the new image. `new`: the disk with the new image. `definition`:
-    /// the file that is going to name the new image. An old image that cannot be marked does not prevent the switch.
-    /// The error is for the user: both images have their former marks.
+    /// Marks the old image, and removes the mark of the new image. `new`: the disk with the new
+    /// image. `definition`: the file that is going to name the new image. An old image that cannot
+    /// be marked does not prevent the switch. The error is for the user: both images have their
+    /// former marks.
     pub fn set<'a>(
         old: &'a MarkedImage,
         new: &Served,
@@ -45,8 +46,8 @@ impl Marks<'_> {
         Ok(marks)
     }
 
-    /// Completes the marks, when the definition, if there is one, names the new image. Returns why the old image could
-    /// not be marked.
+    /// Completes the marks, when the definition, if there is one, names the new image. Returns why
+    /// the old image could not be marked.
     pub fn finish(mut self) -> Option<String> {
         if self.problem.is_none() && self.mark.definition.take().is_some() {
             self.problem = self.old.set_mark(&self.mark).err();

@@ -90,7 +90,8 @@ impl Order {
         starting(&self.id, &self.target, self.terms)
     }
 
-    /// Begins the mirror. `over` is called at its end. May block. The error is for the user: both disks are unchanged.
+    /// Begins the mirror. `over` is called at its end. May block. The error is for the user: both
+    /// disks are unchanged.
     pub fn begin(self, over: Box<dyn FnOnce() + Send>) -> Result<Running, String> {
         let (target, files, images) = match self.above.clone() {
             Some((image, depth)) => {
@@ -191,8 +192,9 @@ impl Running {
 
     /// Ends the mirror. Returns its final state.
     ///
-    /// `users` is present unless the end is forced: the users wait, and the target becomes the disk as of that instant.
-    /// If that fails, the mirror continues. May block. The error is for the user.
+    /// `users` is present unless the end is forced: the users wait, and the target becomes the disk
+    /// as of that instant. If that fails, the mirror continues. May block. The error is for the
+    /// user.
     pub fn end(&self, users: Option<Users>) -> Result<MirrorInfo, RequestError> {
         if let Some(users) = users.filter(|_| !self.is_over()) {
             let finished = self.finish(users);

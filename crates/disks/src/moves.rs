@@ -20,7 +20,8 @@ pub struct Moves {
     pub going: Option<Arc<Moving>>,
     /// The move to this server, if the disk is to be moved here and has not been moved completely.
     coming: Option<Arc<Coming>>,
-    /// Records when another server takes the disk over. Only for a disk that was moved to this server before.
+    /// Records when another server takes the disk over. Only for a disk that was moved to this
+    /// server before.
     watch: Option<Pull>,
 }
 
@@ -78,7 +79,10 @@ impl Moves {
 
     /// Fails while the disk is moving, in either direction.
     pub fn check_handover(&self) -> Result<(), String> {
-        let going = self.going.as_ref().map_or(Ok(()), |going| going.check_handover());
+        let going = self
+            .going
+            .as_ref()
+            .map_or(Ok(()), |going| going.check_handover());
         going.and_then(|()| {
             self.coming
                 .as_ref()
@@ -100,7 +104,8 @@ impl Moves {
         self.coming().or(self.watch.as_ref())
     }
 
-    /// Returns the requests of other servers to take the disk over, for the thread that records such a take-over.
+    /// Returns the requests of other servers to take the disk over, for the thread that records
+    /// such a take-over.
     fn gone(&self) -> Option<Gone> {
         let going = self.going.clone()?;
         // From now on, a take-over must be recorded before it succeeds.
@@ -108,7 +113,8 @@ impl Moves {
         Some(Box::new(Leaving(going)))
     }
 
-    /// Begins to record when another server takes over a disk that was moved here before. The error is for the user.
+    /// Begins to record when another server takes over a disk that was moved here before. The error
+    /// is for the user.
     pub fn has_come(&mut self, prepared: Prepared) -> Result<(), String> {
         if let Some(gone) = self.gone() {
             self.watch = Some(prepared.note_going(gone)?);
@@ -116,7 +122,8 @@ impl Moves {
         Ok(())
     }
 
-    /// Begins the move to this server, if the disk is waiting for such a move. The error is for the user.
+    /// Begins the move to this server, if the disk is waiting for such a move. The error is for the
+    /// user.
     pub fn begin(
         &self,
         prepared: Prepared,
@@ -146,7 +153,8 @@ impl Moves {
     }
 }
 
-/// Opens the record of the move to this server, if the options ask for one. The error is for the user.
+/// Opens the record of the move to this server, if the options ask for one. The error is for the
+/// user.
 ///
 /// The move may have been completed before.
 pub fn prepare(terms: Option<&Terms>) -> Result<Option<Prepared>, String> {

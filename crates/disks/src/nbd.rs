@@ -28,7 +28,8 @@ pub struct Nbd {
 }
 
 impl Nbd {
-    /// Serves the disks that have an export, to clients from `listeners`. Clients wait until [`Nbd::go_on`].
+    /// Serves the disks that have an export, to clients from `listeners`. Clients wait until
+    /// [`Nbd::go_on`].
     pub fn start(
         options: &NbdOptions,
         listeners: Vec<Listener>,
@@ -96,8 +97,8 @@ impl Nbd {
         self.serving.export().keep_out();
     }
 
-    /// Stops the connected clients, and returns their states: no client has requests in flight, or uses a disk. The
-    /// error is for the user.
+    /// Stops the connected clients, and returns their states: no client has requests in flight, or
+    /// uses a disk. The error is for the user.
     pub fn hold(
         &self,
         deadline: Instant,
@@ -119,7 +120,8 @@ impl Nbd {
         self.serving.export().go_on();
     }
 
-    /// Returns a client whose connection cannot be handed over because of TLS, if there is such a client.
+    /// Returns a client whose connection cannot be handed over because of TLS, if there is such a
+    /// client.
     pub fn encrypted_client(&self) -> Option<String> {
         let clients = self.serving.export().connections().into_iter();
         let encrypted = clients.filter(|client| client.encrypted);
@@ -143,8 +145,8 @@ impl Nbd {
         }
     }
 
-    /// Returns the address of a TCP listener without client authentication, if there is such a listener. (The
-    /// permissions of a Unix socket decide which processes may connect.)
+    /// Returns the address of a TCP listener without client authentication, if there is such a
+    /// listener. (The permissions of a Unix socket decide which processes may connect.)
     pub fn open_listener(&self) -> Option<String> {
         let is_open = |address: &&String| !self.authenticates && !address.starts_with("unix:");
         self.addresses.iter().find(is_open).cloned()
@@ -199,7 +201,8 @@ impl Nbd {
     }
 }
 
-/// Lets the disk disconnect its clients, which may be necessary when its front-end attaches or detaches.
+/// Lets the disk disconnect its clients, which may be necessary when its front-end attaches or
+/// detaches.
 pub fn let_disconnect(disk: &Served, server: &Arc<NbdServer>) {
     let server = Arc::downgrade(server);
     let name = disk.export_name().unwrap_or_default().to_owned();

@@ -1,5 +1,6 @@
-//! Replaces a disk that is in use: by the same image with other options, or by another image with the same contents.
-//! The virtual machine and the clients stay connected, and wait for some milliseconds.
+//! Replaces a disk that is in use: by the same image with other options, or by another image with
+//! the same contents. The virtual machine and the clients stay connected, and wait for some
+//! milliseconds.
 
 use super::changes::Event;
 use super::disk::{Common, Served};
@@ -108,7 +109,8 @@ impl Switch {
         }
     }
 
-    /// Fails if the disk that was opened is not the other image. `before`: the files of the disk that it replaces.
+    /// Fails if the disk that was opened is not the other image. `before`: the files of the disk
+    /// that it replaces.
     fn check(&self, disk: &Served, mut before: Vec<UsedFile>) -> Result<(), String> {
         let size = match &self.to {
             Other::Mirror(running) => {
@@ -238,7 +240,8 @@ impl Remake {
                 // (The old disk has then released the image.)
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
-                // (Otherwise the mirror would try to finish, and the front-end would wait for the mirror.)
+                // (Otherwise the mirror would try to finish, and the front-end would wait for the
+                // mirror.)
                 if let Some(Other::Mirror(running)) = switch.map(|switch| &switch.to) {
                     running.mirror.go_on();
                 }
@@ -252,8 +255,8 @@ impl Remake {
         }
     }
 
-    /// Stops the users, and gives the new disk the state of the present disk. The new disk does not serve the users
-    /// yet.
+    /// Stops the users, and gives the new disk the state of the present disk. The new disk does not
+    /// serve the users yet.
     fn move_to(
         &self,
         disk: &mut Served,
@@ -295,8 +298,8 @@ impl Remake {
         Ok(arriving)
     }
 
-    /// Checks that writes that are acknowledged and not durable survive a kill of the server: the front-end must keep
-    /// their state.
+    /// Checks that writes that are acknowledged and not durable survive a kill of the server: the
+    /// front-end must keep their state.
     fn check_room(&self, disk: &Served) -> Result<(), String> {
         let keeps_nothing =
             |export: Option<&VhostUser>| export.is_some_and(|export| export.status().keeps_nothing);
@@ -312,9 +315,9 @@ impl Remake {
         }
     }
 
-    /// Marks the old image of a switch, and waits for the decision whether the disk keeps the new image. The controller
-    /// writes the definition durably before it decides. The new image is unchanged until then. Returns why the old
-    /// image could not be marked.
+    /// Marks the old image of a switch, and waits for the decision whether the disk keeps the new
+    /// image. The controller writes the definition durably before it decides. The new image is
+    /// unchanged until then. Returns why the old image could not be marked.
     fn decide(&self, disk: &Served, post: &Post<Event>) -> Result<Option<String>, String> {
         if self.also.switch().is_none() {
             return Ok(None);

@@ -16,7 +16,8 @@ pub struct Serving<E> {
     stop: fn(&E),
     /// The thread, until its end is noticed.
     thread: Option<JoinHandle<io::Result<()>>>,
-    /// An end of a socket pair. The thread has the other end, so that this end hangs up when the thread ends.
+    /// An end of a socket pair. The thread has the other end, so that this end hangs up when the
+    /// thread ends.
     alive: UnixStream,
 }
 
@@ -55,8 +56,8 @@ impl<E: Send + Sync + 'static> Serving<E> {
         &self.export
     }
 
-    /// Returns a file descriptor that is readable after the thread has ended. An end without a call of `begin_stop` is
-    /// an error.
+    /// Returns a file descriptor that is readable after the thread has ended. An end without a call
+    /// of `begin_stop` is an error.
     pub fn ended(&self) -> BorrowedFd<'_> {
         self.alive.as_fd()
     }

@@ -8,19 +8,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Counts the users of a disk: the first user activates the disk, and the last user deactivates the disk.
+/// Counts the users of a disk: the first user activates the disk, and the last user deactivates the
+/// disk.
 ///
-/// After a live migration, the server at the destination locks the image. A writable image with a vhost-user socket
-/// must therefore be unlocked as soon as the front-end detaches. The NBD clients of such a disk are disconnected then.
-/// Further clients are rejected until a front-end attaches again.
+/// After a live migration, the server at the destination locks the image. A writable image with a
+/// vhost-user socket must therefore be unlocked as soon as the front-end detaches. The NBD clients
+/// of such a disk are disconnected then. Further clients are rejected until a front-end attaches
+/// again.
 ///
-/// If the image needs a [`SavedState`] (qcow2 and QED images do), clients are also rejected before the front-end attaches
-/// for the first time. Only the front-end has the saved state that a killed server may have left in the saved state. A
-/// client that wrote to the image earlier could overwrite writes that the guest knows to be complete.
+/// If the image needs a [`SavedState`] (qcow2 and QED images do), clients are also rejected before
+/// the front-end attaches for the first time. Only the front-end has the saved state that a killed
+/// server may have left in the saved state. A client that wrote to the image earlier could
+/// overwrite writes that the guest knows to be complete.
 ///
-/// Clients of a disk that another server may take over (`nbd-move`) can only read, and stay connected when the
-/// front-end detaches. If the image needs saved state, these clients are disconnected whenever a front-end attaches or
-/// detaches. The activation reads the saved state, and the deactivation writes everything to the image.
+/// Clients of a disk that another server may take over (`nbd-move`) can only read, and stay
+/// connected when the front-end detaches. If the image needs saved state, these clients are
+/// disconnected whenever a front-end attaches or detaches. The activation reads the saved state,
+/// and the deactivation writes everything to the image.
 pub struct SharedDisk {
     disk: Arc<dyn Disk>,
     /// Name of the disk in errors.
@@ -42,7 +46,8 @@ pub trait Guard: Send + Sync {
     /// Called when a front-end attaches. The error says why the front-end is rejected.
     fn comes(&self) -> Result<(), String>;
 
-    /// Called when the front-end has detached, with no requests in flight, or was not attached after all.
+    /// Called when the front-end has detached, with no requests in flight, or was not attached
+    /// after all.
     fn left(&self);
 }
 
@@ -50,7 +55,8 @@ pub trait Guard: Send + Sync {
 struct Users {
     front_end: FrontEnd,
     clients: usize,
-    /// Number of jobs (backups, mirrors, streams) that read the disk; they always detach with the front-end.
+    /// Number of jobs (backups, mirrors, streams) that read the disk; they always detach with the
+    /// front-end.
     followers: usize,
     /// Number of operations that use the disk independently of the front-end and clients.
     jobs: usize,
@@ -66,7 +72,8 @@ enum FrontEnd {
     /// None has been attached so far.
     #[default]
     NotYet,
-    /// The front-end is attaching or detaching, and waits until clients and followers have detached.
+    /// The front-end is attaching or detaching, and waits until clients and followers have
+    /// detached.
     Changing,
     Attached,
     Detached,
@@ -82,8 +89,9 @@ impl Users {
 pub type Disconnect = Box<dyn Fn() + Send + Sync>;
 
 impl SharedDisk {
-    /// Creates the shared disk, without users. `goes`: the disk has a vhost-user socket, and its image must be unlocked
-    /// when the front-end detaches. `clients_stay`: another server may take the disk over.
+    /// Creates the shared disk, without users. `goes`: the disk has a vhost-user socket, and its
+    /// image must be unlocked when the front-end detaches. `clients_stay`: another server may take
+    /// the disk over.
     pub fn new(
         disk: Arc<dyn Disk>,
         name: String,
@@ -122,7 +130,8 @@ impl SharedDisk {
         })
     }
 
-    /// Returns `below`, which is the disk without its filters, for a job that detaches when the front-end does.
+    /// Returns `below`, which is the disk without its filters, for a job that detaches when the
+    /// front-end does.
     pub fn for_follower(self: &Arc<Self>, below: Arc<dyn Disk>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
@@ -204,7 +213,8 @@ impl SharedDisk {
         }
     }
 
-    /// Asks all guards whether a front-end may attach. After an error, no guard counts the front-end as attached.
+    /// Asks all guards whether a front-end may attach. After an error, no guard counts the
+    /// front-end as attached.
     fn let_in(&self) -> Result<(), DiskError> {
         for (n, guard) in self.guards.iter().enumerate() {
             if let Err(problem) = guard.comes() {
@@ -256,7 +266,8 @@ impl SharedDisk {
         // (The guest's writes have now reached the place where other users of the disk read them.)
         if user == User::FrontEnd && done.is_ok() {
             if self.clients_stay {
-                // The saved state is the front-end's: clients that use the disk without it must not use its memory.
+                // The saved state is the front-end's: clients that use the disk without it must not
+                // use its memory.
                 self.disk.set_saved_state(None);
             }
             self.guards.iter().for_each(|guard| guard.left());
@@ -264,8 +275,8 @@ impl SharedDisk {
         done
     }
 
-    /// Activates the disk again, to read the saved state of a front-end that attached while a job used the disk. No
-    /// requests are in flight: all users wait for the end of the job.
+    /// Activates the disk again, to read the saved state of a front-end that attached while a job
+    /// used the disk. No requests are in flight: all users wait for the end of the job.
     fn activate_again(&self, users: &mut Users) -> Result<(), DiskError> {
         if !std::mem::replace(&mut users.is_between, true) {
             self.disk.deactivate()?;
@@ -275,8 +286,8 @@ impl SharedDisk {
         Ok(())
     }
 
-    /// Disconnects the clients that stay without a front-end, if the image needs saved state. True: clients or followers
-    /// were disconnected, and the disk is still active.
+    /// Disconnects the clients that stay without a front-end, if the image needs saved state. True:
+    /// clients or followers were disconnected, and the disk is still active.
     fn clear<'a>(&'a self, users: MutexGuard<'a, Users>) -> (MutexGuard<'a, Users>, bool) {
         let are_some = users.clients + users.followers > 0;
         match self.clients_stay && self.front_end_first && are_some {
@@ -519,7 +530,8 @@ mod tests {
         assert_eq!((disk.activations.load(SeqCst), asked.load(SeqCst)), (2, 0));
     }
 
-    /// The activation reads the saved state. After the deactivation, the image has everything that the saved state stood for.
+    /// The activation reads the saved state. After the deactivation, the image has everything that
+    /// the saved state stood for.
     #[test]
     fn saved_state_is_read_when_a_front_end_attaches() {
         let (disk, shared, asked) = movable(8);

@@ -30,8 +30,8 @@ impl SnapshotWork {
         }
     }
 
-    /// Changes the snapshots of an image that is not in use. May block. The error is for the user: the snapshots are
-    /// unchanged, unless the error occurred after the change.
+    /// Changes the snapshots of an image that is not in use. May block. The error is for the user:
+    /// the snapshots are unchanged, unless the error occurred after the change.
     pub fn run(&self, image: &ImageDisk) -> std::result::Result<(), String> {
         let changed = image.alone(|file| {
             match &self.change {

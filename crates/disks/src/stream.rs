@@ -1,5 +1,5 @@
-//! Streams, which shorten a disk's backing chain: backing images are copied into the top image, or images in the middle
-//! of the chain are merged into an image below.
+//! Streams, which shorten a disk's backing chain: backing images are copied into the top image, or
+//! images in the middle of the chain are merged into an image below.
 
 use super::shared_disk::SharedDisk;
 use super::unanswered;
@@ -29,7 +29,8 @@ pub enum Base {
         depth: usize,
         image: ChainImage,
     },
-    /// Another image. Without a format, the image must be raw, and must not look like another format.
+    /// Another image. Without a format, the image must be raw, and must not look like another
+    /// format.
     Other {
         path: PathBuf,
         format: Option<Format>,
@@ -45,7 +46,8 @@ impl Base {
         }
     }
 
-    /// Opens the new backing image of the disk that `image` describes. May block. The error is for the user.
+    /// Opens the new backing image of the disk that `image` describes. May block. The error is for
+    /// the user.
     fn open(&self, image: &Description) -> Result<Below, String> {
         let named = |path: &Path, format: Format| {
             let own = image.location.path().ok_or("its image is not a file")?;
@@ -69,9 +71,11 @@ impl Base {
     }
 }
 
-/// Returns the name by which the image at `above` refers to its backing image at `path`. The error is for the user.
+/// Returns the name by which the image at `above` refers to its backing image at `path`. The error
+/// is for the user.
 fn named(above: &Path, path: &Path, format: Format) -> Result<Name, String> {
-    // (Names are relative to the directory of `above`; if `above` is a symbolic link, to the directory of the link.)
+    // (Names are relative to the directory of `above`; if `above` is a symbolic link, to the
+    // directory of the link.)
     let dir = above.parent().filter(|dir| *dir != Path::new(""));
     let dir = gate::real_path(dir.unwrap_or(Path::new(".")));
     let dir = dir.map_err(|error| format!("cannot find its directory: {}", cause(error)))?;
@@ -249,7 +253,8 @@ impl Order {
         let below = named(middle.path(above), &image.path, image.format)?;
         self.check_name(above, Some(&below))?;
         if image.format == Format::Raw {
-            // A file that an image calls raw is not written to if the file looks like another format.
+            // A file that an image calls raw is not written to if the file looks like another
+            // format.
             check_raw(&image.path).map_err(|error| error.to_string())?;
         }
         let terms = commit::Terms {
@@ -286,7 +291,8 @@ impl Running {
         }
     }
 
-    /// Ends the stream. Returns its final state, or an error for the user if its images do not respond. May block.
+    /// Ends the stream. Returns its final state, or an error for the user if its images do not
+    /// respond. May block.
     pub fn end(&self) -> Result<StreamInfo, RequestError> {
         match self.following.end_unless_stuck(Instant::now() + END) {
             true => Ok(self.info()),

@@ -11,8 +11,8 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Interval at which the measured frequency of the clock is written to a trace again. The measurement improves with
-/// time.
+/// Interval at which the measured frequency of the clock is written to a trace again. The
+/// measurement improves with time.
 pub const CALIBRATE_EVERY: Duration = Duration::from_secs(10);
 
 fn prepare(path: &Path, disk: &str, workers: usize) -> Result<File, TraceError> {
@@ -56,8 +56,8 @@ impl Tracer {
         Ok(tracer)
     }
 
-    /// Opens the file that a predecessor shares, for this number of workers. The workers are traced from
-    /// [`Tracer::begin`] on.
+    /// Opens the file that a predecessor shares, for this number of workers. The workers are traced
+    /// from [`Tracer::begin`] on.
     pub fn resume(mut early_state: PartState, workers: usize) -> Result<Tracer, String> {
         let path = PathBuf::from(early_state.values["path"].as_str().unwrap_or_default());
         let file = RingFile::resumed(&path, early_state.take_file()?.into());
@@ -87,7 +87,8 @@ impl Tracer {
         })
     }
 
-    /// Begins to trace `workers`, unless they are traced already. A predecessor's workers must have stopped.
+    /// Begins to trace `workers`, unless they are traced already. A predecessor's workers must have
+    /// stopped.
     ///
     /// Requests are in the trace for certain once the workers have looked ([`WorkerHandle::look`]).
     pub fn begin(&mut self, workers: &[WorkerHandle]) {

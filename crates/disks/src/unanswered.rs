@@ -21,7 +21,8 @@ pub fn span(images: &[ChainImage]) -> String {
 
 /// Returns the error for a job that waits for requests to one of these images.
 ///
-/// Until those requests are complete, no other job may use the images: a late write would overwrite that job's data.
+/// Until those requests are complete, no other job may use the images: a late write would overwrite
+/// that job's data.
 pub fn error(images: &str) -> RequestError {
     ErrorKind::Late.because(format!(
         "stopping: the storage of {images} does not respond; the job ends when that storage \

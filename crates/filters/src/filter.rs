@@ -60,8 +60,8 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
 
     fn parse(values: &Values<'_>) -> Result<Self::Settings, String>;
 
-    /// Creates a filter. `filters` holds state shared by several disks; `early_state` is the state that
-    /// the predecessor's filter has passed early.
+    /// Creates a filter. `filters` holds state shared by several disks; `early_state` is the state
+    /// that the predecessor's filter has passed early.
     fn new(
         settings: &Self::Settings,
         filters: &Filters,

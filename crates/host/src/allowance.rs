@@ -50,7 +50,8 @@ pub struct AllowanceTable {
 }
 
 impl AllowanceTable {
-    /// Returns the limits of this tenant. `all`: the limits of all tenants, which apply where this table has no key.
+    /// Returns the limits of this tenant. `all`: the limits of all tenants, which apply where this
+    /// table has no key.
     pub fn over(&self, all: &AllowanceTable) -> Allowance {
         Allowance {
             memory: at(self.memory_max.or(all.memory_max)),

@@ -15,7 +15,8 @@ pub trait Host: Send {
     /// Carries a command out. The reply comes at once, or in a later [`Host::turn`].
     fn ask(&mut self, ask: Ask, responder: Responder);
 
-    /// Shows all disks, at once or in a later [`Host::turn`]. Disks whose processes have never replied are left out.
+    /// Shows all disks, at once or in a later [`Host::turn`]. Disks whose processes have never
+    /// replied are left out.
     fn list(&mut self, next: Box<dyn FnOnce(Vec<Shown>) + Send>);
 
     /// Returns the measurements of all disks, at once or in a later [`Host::turn`].

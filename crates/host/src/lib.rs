@@ -1,9 +1,10 @@
-//! Definitions that the parts of a server share: options, the interface of a host of disks, and the state of a
-//! handover.
+//! Definitions that the parts of a server share: options, the interface of a host of disks, and the
+//! state of a handover.
 //!
-//! - `host` is the interface of a host: `fathom_disks` serves disks in this process, `fathom_supervisor` in the
-//!   processes of tenants;
-//! - `options` has the options of a server, of which `tenancy`, `allowance` and `users` are those of tenants;
+//! - `host` is the interface of a host: `fathom_disks` serves disks in this process,
+//!   `fathom_supervisor` in the processes of tenants;
+//! - `options` has the options of a server, of which `tenancy`, `allowance` and `users` are those
+//!   of tenants;
 //! - `handover` is what one process hands over to another;
 //! - `link` connects a supervisor and its tenants, `mailbox` the control thread and other threads;
 //! - `socket` listens for clients of disks.

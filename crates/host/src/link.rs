@@ -1,6 +1,6 @@
-//! The messages between a supervisor and its tenants: JSON, each with at most one file descriptor, over two sockets. On the
-//! *link*, the supervisor sends commands, and the tenant replies. At the *gate*, a tenant requests files that it cannot
-//! open itself, and reports events.
+//! The messages between a supervisor and its tenants: JSON, each with at most one file descriptor,
+//! over two sockets. On the *link*, the supervisor sends commands, and the tenant replies. At the
+//! *gate*, a tenant requests files that it cannot open itself, and reports events.
 
 use crate::users::User;
 use fathom_control::RequestError;
@@ -30,18 +30,20 @@ use std::time::Duration;
 /// Maximum bytes of a packet. A message with more bytes is sent in pieces of this size.
 const MAX_PACKET: usize = 192 << 10;
 
-/// Maximum bytes of a message. Statistics of all operations, with every bucket of every histogram, have half as many.
+/// Maximum bytes of a message. Statistics of all operations, with every bucket of every histogram,
+/// have half as many.
 pub const MAX_MESSAGE: usize = 4 << 20;
 
-/// First byte of the first piece of a message, of pieces in the middle, and of the last one. A message
-/// that fits into one packet is sent as it is: JSON begins with none of these bytes.
+/// First byte of the first piece of a message, of pieces in the middle, and of the last one. A
+/// message that fits into one packet is sent as it is: JSON begins with none of these bytes.
 const FIRST_PIECE: u8 = 1;
 const NEXT_PIECE: u8 = 2;
 const LAST_PIECE: u8 = 3;
 
 /// Version of the messages below. A supervisor may get tenants that another program has started, so
 /// the version changes when one side would not understand the other. Since version 2, large
-/// messages come in pieces, and a tenant sends [`FromTenant::Outcome`] before [`FromTenant::Ended`].
+/// messages come in pieces, and a tenant sends [`FromTenant::Outcome`] before
+/// [`FromTenant::Ended`].
 pub const VERSION: u32 = 2;
 /// The oldest version of a tenant's messages that the supervisor understands.
 pub const OLDEST_VERSION: u32 = 1;
@@ -49,7 +51,8 @@ pub const OLDEST_VERSION: u32 = 1;
 /// Messages on the link to the tenant.
 #[derive(Serialize, Deserialize)]
 pub enum ToTenant {
-    /// The first message. If it comes with a socket, another process of this tenant hands over its disks there.
+    /// The first message. If it comes with a socket, another process of this tenant hands over its
+    /// disks there.
     Begin {
         pools: BTreeMap<String, PoolSpec>,
         stop_timeout_ms: u64,
@@ -57,7 +60,8 @@ pub enum ToTenant {
         sandbox: String,
         /// The user that the process becomes. None: the process keeps its user.
         user: Option<User>,
-        /// Directories with settings of libraries that make network connections. None: the tenant has no such disks.
+        /// Directories with settings of libraries that make network connections. None: the tenant
+        /// has no such disks.
         #[serde(default)]
         connects: Option<Vec<PathBuf>>,
     },
@@ -73,8 +77,8 @@ pub enum ToTenant {
     GoOn,
 }
 
-/// Messages on the link from the tenant. `A` is the type of a reply's content: the supervisor first finds
-/// out which command a reply belongs to, and then reads it as that command's type.
+/// Messages on the link from the tenant. `A` is the type of a reply's content: the supervisor first
+/// finds out which command a reply belongs to, and then reads it as that command's type.
 #[derive(Serialize, Deserialize)]
 pub enum FromTenant<A> {
     Answer {
@@ -90,7 +94,8 @@ pub enum FromTenant<A> {
     HandedOver { pause_ms: f64 },
     /// The successor cannot take over, and must be killed: [`ToTenant::GoOn`] confirms that.
     EndSuccessor,
-    /// The handover has failed, and this process continues. The text is the reason for the user, in one line.
+    /// The handover has failed, and this process continues. The text is the reason for the user, in
+    /// one line.
     Stays(String),
     /// This process has taken over from its predecessor.
     Serving,
@@ -136,9 +141,9 @@ impl Link {
         Ok((here.into(), there))
     }
 
-    /// Sends a message. Without `wait`, the message must fit into one packet, and a full socket is an
-    /// error. A message that is too long is an error of the kind [`io::ErrorKind::FileTooLarge`],
-    /// after which the link can still be used.
+    /// Sends a message. Without `wait`, the message must fit into one packet, and a full socket is
+    /// an error. A message that is too long is an error of the kind
+    /// [`io::ErrorKind::FileTooLarge`], after which the link can still be used.
     pub fn send(
         &self,
         message: &impl Serialize,
@@ -204,8 +209,8 @@ impl Link {
         poll(&mut fds, within.as_ref()) == Ok(1)
     }
 
-    /// Receives a message. None: no whole message has arrived, and `wait` is false. The end of the other
-    /// side is an error, as is anything that is not a message.
+    /// Receives a message. None: no whole message has arrived, and `wait` is false. The end of the
+    /// other side is an error, as is anything that is not a message.
     pub fn receive<T: DeserializeOwned>(&self, wait: bool) -> io::Result<Received<T>> {
         let received = self.receive_bytes(wait)?;
         let parse = |(bytes, with): (Vec<u8>, _)| Ok((serde_json::from_slice(&bytes)?, with));

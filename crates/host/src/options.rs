@@ -28,10 +28,11 @@ pub struct ServeOptions {
     /// None: the server has no NBD clients.
     pub nbd: Option<NbdOptions>,
     pub api: ApiOptions,
-    /// The configuration file, from which these options come and which is read again on request. None: the server has
-    /// no configuration file.
+    /// The configuration file, from which these options come and which is read again on request.
+    /// None: the server has no configuration file.
     pub config: Option<PathBuf>,
-    /// The directory of the definitions of persistent disks. None: added disks are lost when the server stops.
+    /// The directory of the definitions of persistent disks. None: added disks are lost when the
+    /// server stops.
     pub kept: Option<PathBuf>,
     /// Whether each tenant has a process of its own.
     pub tenants: bool,
@@ -97,10 +98,11 @@ pub struct NbdOptions {
     /// Permissions of Unix sockets that the server creates.
     pub access: Access,
     pub tls: Option<TlsOptions>,
-    /// Maximum number of connections, at least 1. None: the default of [`fathom_exports::nbd::Options`].
-    pub max_connections: Option<usize>,
-    /// Maximum number of connections of one user, address or virtual machine, at least 1. None: the default of
+    /// Maximum number of connections, at least 1. None: the default of
     /// [`fathom_exports::nbd::Options`].
+    pub max_connections: Option<usize>,
+    /// Maximum number of connections of one user, address or virtual machine, at least 1. None: the
+    /// default of [`fathom_exports::nbd::Options`].
     pub max_per_peer: Option<usize>,
     /// Time after which a connection without a request is closed. None: never.
     pub idle_timeout: Option<Duration>,
@@ -114,7 +116,8 @@ impl NbdOptions {
     }
 }
 
-/// TLS. Names of files in the directory are those of nbdkit and QEMU: server-cert.pem, server-key.pem, ca-cert.pem.
+/// TLS. Names of files in the directory are those of nbdkit and QEMU: server-cert.pem,
+/// server-key.pem, ca-cert.pem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
     pub mode: TlsMode,
@@ -250,14 +253,15 @@ impl DiskOptions {
         Ok(options)
     }
 
-    /// Whether the server may start without the disk, and opens it later: a configuration defines it, and it needs no
-    /// socket that is passed at the start.
+    /// Whether the server may start without the disk, and opens it later: a configuration defines
+    /// it, and it needs no socket that is passed at the start.
     pub fn can_be_opened_later(&self) -> bool {
         let is_passed = !matches!(self.vhost_user, None | Some(SocketSpec::Path(_)));
         self.defined_at.is_some() && !is_passed
     }
 
-    /// Adds the disk's name and the place of its definition to an error, if a configuration defines the disk.
+    /// Adds the disk's name and the place of its definition to an error, if a configuration defines
+    /// the disk.
     pub fn blame(&self, error: Error) -> Error {
         match &self.defined_at {
             Some(place) => Error::Options(format!("{place}: disk '{}': {error}", self.name)),
@@ -276,8 +280,8 @@ impl DiskOptions {
     }
 }
 
-/// Rejects permissions without a socket that the server creates: inherited sockets belong to the process that created
-/// them, and TCP sockets have no permissions.
+/// Rejects permissions without a socket that the server creates: inherited sockets belong to the
+/// process that created them, and TCP sockets have no permissions.
 fn check_access(access: Access, is_made_here: bool) -> Result<(), String> {
     match access == Access::default() || is_made_here {
         true => Ok(()),

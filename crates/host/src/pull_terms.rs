@@ -6,7 +6,8 @@ use fathom_nbd::NbdUri;
 use fathom_spec::DiskSpec;
 use std::path::Path;
 
-/// Returns the terms on which a disk moves here. None: the disk does not move. The error is one line for the user.
+/// Returns the terms on which a disk moves here. None: the disk does not move. The error is one
+/// line for the user.
 pub fn pull_terms(spec: &DiskSpec) -> Result<Option<pull::Terms>, String> {
     let Some(source) = &spec.pull else {
         if spec.pull_record.is_some() || spec.pull_speed.is_some() || spec.pull_post_copy {

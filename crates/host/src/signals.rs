@@ -13,8 +13,8 @@ use std::sync::atomic::AtomicBool;
 pub struct Termination(UnixStream);
 
 impl Termination {
-    /// Installs the handlers. The first signal makes the file descriptor readable. A second signal ends the process at
-    /// once, for users who do not want to wait for requests in flight.
+    /// Installs the handlers. The first signal makes the file descriptor readable. A second signal
+    /// ends the process at once, for users who do not want to wait for requests in flight.
     pub fn new() -> io::Result<Termination> {
         let (reader, writer) = UnixStream::pair()?;
         let asked = Arc::new(AtomicBool::new(false));
@@ -58,8 +58,9 @@ impl AsFd for Reload {
     }
 }
 
-/// Blocks these signals on the current thread while this value exists. Threads that are started meanwhile inherit the
-/// mask and keep it. Signals interrupt none of their system calls, and another thread handles the signals in turn.
+/// Blocks these signals on the current thread while this value exists. Threads that are started
+/// meanwhile inherit the mask and keep it. Signals interrupt none of their system calls, and
+/// another thread handles the signals in turn.
 pub struct LeftToThisThread {
     before: libc::sigset_t,
 }
@@ -68,8 +69,8 @@ impl LeftToThisThread {
     pub fn begin() -> LeftToThisThread {
         let mut set = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();
-        // SAFETY: sigemptyset(3) initialises the set before the other functions use it. pthread_sigmask(3), which
-        // cannot fail with valid arguments, writes `before`.
+        // SAFETY: sigemptyset(3) initialises the set before the other functions use it.
+        // pthread_sigmask(3), which cannot fail with valid arguments, writes `before`.
         let before = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), SIGTERM);
@@ -84,8 +85,8 @@ impl LeftToThisThread {
 
 impl Drop for LeftToThisThread {
     fn drop(&mut self) {
-        // SAFETY: the mask is one that pthread_sigmask(3) returned. A null pointer means that the old mask is not
-        // returned.
+        // SAFETY: the mask is one that pthread_sigmask(3) returned. A null pointer means that the
+        // old mask is not returned.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
     }
 }

@@ -24,8 +24,8 @@ const NBD: Wanted = Wanted {
     kind: "stream socket (Unix, TCP or vsock)",
 };
 
-/// Listens for the front-ends of a disk. Must be called before threads exist that read the environment, as
-/// [`Wanted::activated`] demands.
+/// Listens for the front-ends of a disk. Must be called before threads exist that read the
+/// environment, as [`Wanted::activated`] demands.
 pub fn listen_for_front_ends(spec: &SocketSpec, access: Access) -> Result<Listener, Error> {
     match spec {
         SocketSpec::Path(path) => {
@@ -46,7 +46,8 @@ pub fn listen_for_front_ends(spec: &SocketSpec, access: Access) -> Result<Listen
     }
 }
 
-/// Listens at all `addresses` for NBD clients. Must be called as early as [`listen_for_front_ends`].
+/// Listens at all `addresses` for NBD clients. Must be called as early as
+/// [`listen_for_front_ends`].
 pub fn listen_for_nbd<'a>(
     addresses: impl Iterator<Item = &'a Address>,
     access: Access,

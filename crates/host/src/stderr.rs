@@ -1,12 +1,12 @@
 //! Writes to standard error without delaying the server.
 //!
-//! The reader of standard error may have stopped: a journal that hangs, a pager, a suspended terminal. Once the pipe is
-//! full, writers block, which must not happen to workers and to threads that reply to `fathom stats`. Therefore one
-//! thread writes, and other threads queue their lines. (O_NONBLOCK would apply to the open file, and so to every other
-//! process that has the file open.)
+//! The reader of standard error may have stopped: a journal that hangs, a pager, a suspended
+//! terminal. Once the pipe is full, writers block, which must not happen to workers and to threads
+//! that reply to `fathom stats`. Therefore one thread writes, and other threads queue their lines.
+//! (O_NONBLOCK would apply to the open file, and so to every other process that has the file open.)
 //!
-//! While the reader keeps up, a thread that logs a line waits until the line is written. Lines from before a crash are
-//! therefore in the log after the crash.
+//! While the reader keeps up, a thread that logs a line waits until the line is written. Lines from
+//! before a crash are therefore in the log after the crash.
 
 use crate::signals::LeftToThisThread;
 use fathom_core::{ThreadKind, thread_starts};
@@ -19,8 +19,8 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Maximum number of lines in the queue. Further lines are counted and dropped.
 const ROOM: usize = 1024;
 
-/// Time that a thread waits for its line to be written. After a timeout, no thread waits until the reader has caught
-/// up.
+/// Time that a thread waits for its line to be written. After a timeout, no thread waits until the
+/// reader has caught up.
 const COURTESY: Duration = Duration::from_millis(100);
 
 /// Time that the process waits for the reader when it ends.
@@ -54,7 +54,8 @@ struct State {
     lines: Vec<Vec<u8>>,
     /// Number of lines dropped after the lines in the queue.
     lost: u64,
-    /// Number of lines ever queued or dropped, and number of these that are written or reported as lost.
+    /// Number of lines ever queued or dropped, and number of these that are written or reported as
+    /// lost.
     put: u64,
     written: u64,
     /// Whether waiting for the reader has timed out.
@@ -97,8 +98,8 @@ impl Shared {
     fn leave(&self, line: &[u8]) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         state.put += 1;
-        // Once a line is dropped, all lines after it are dropped until the thread takes the queue, so that the order is
-        // right.
+        // Once a line is dropped, all lines after it are dropped until the thread takes the queue,
+        // so that the order is right.
         if state.lines.len() < ROOM && state.lost == 0 {
             state.lines.push(line.to_owned());
         } else {
@@ -120,8 +121,8 @@ impl Shared {
         let mut state = self.state.lock();
         let mut has_started = false;
         loop {
-            // The thread starts before the process has a sandbox, so each round tries to enter the sandbox
-            // until there is one.
+            // The thread starts before the process has a sandbox, so each round tries to enter the
+            // sandbox until there is one.
             has_started = has_started || thread_starts(ThreadKind::Log);
             let idle = |state: &mut State| state.written == state.put;
             self.changed.wait_while(&mut state, idle);

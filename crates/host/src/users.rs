@@ -26,8 +26,8 @@ impl fmt::Display for User {
     }
 }
 
-/// Users for tenants, in the syntax of the configuration: a range such as `100000-165535`, or one user of the system by
-/// name or number.
+/// Users for tenants, in the syntax of the configuration: a range such as `100000-165535`, or one
+/// user of the system by name or number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Users {
     /// All tenants run as this user.
@@ -124,8 +124,8 @@ fn range(text: &str, first: u32, last: u32) -> Result<Users, String> {
     }
 }
 
-/// Whether a line of `/proc/PID/uid_map` (first inside, first outside, count) contains all of these ids. (A range that
-/// spans several lines is rare, and rejected.)
+/// Whether a line of `/proc/PID/uid_map` (first inside, first outside, count) contains all of these
+/// ids. (A range that spans several lines is rare, and rejected.)
 fn has_all(map: &str, ids: &RangeInclusive<u32>) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u64>);
@@ -144,7 +144,8 @@ fn by_name(name: &str) -> Option<User> {
     let name = CString::new(name).ok()?;
     find(&|entry, buffer, found| {
         let (buffer, len) = (buffer.as_mut_ptr(), buffer.len());
-        // SAFETY: all pointers are valid: `find` passes a buffer and its length, and a place for each result.
+        // SAFETY: all pointers are valid: `find` passes a buffer and its length, and a place for
+        // each result.
         unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, len, found) };
     })
 }

@@ -68,7 +68,8 @@ pub struct Status {
     pub problem: Option<String>,
 }
 
-/// Callback for each change of phase, called on the job's thread, or on the thread that abandons the job.
+/// Callback for each change of phase, called on the job's thread, or on the thread that abandons
+/// the job.
 pub type Tell = Arc<dyn Fn(Phase, Option<&str>) + Send + Sync>;
 
 /// A handle to a running job.

@@ -40,7 +40,8 @@ impl Archive {
         self.inode += 1;
         let size = u32::try_from(data.len()).expect("files of an initramfs are smaller than 4 GiB");
         let name_size = u32::try_from(name.len() + 1).expect("a path is short");
-        // ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize check
+        // ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize
+        // check
         let fields = [
             self.inode, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_size, 0,
         ];

@@ -1,5 +1,5 @@
-//! Our small user space in a container and in user-mode Linux, and libguestfs's own, for real: scripts, disks, what is sent
-//! in, flushes, and that nothing is left of it.
+//! Our small user space in a container and in user-mode Linux, and libguestfs's own, for real:
+//! scripts, disks, what is sent in, flushes, and that nothing is left of it.
 
 use parking_lot::Mutex;
 use std::fs;

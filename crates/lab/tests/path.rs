@@ -1,5 +1,5 @@
-//! The experiment `path`, small: functions of the kernel that a request must come by, in their order,
-//! in this machine's stacks and in a guest's.
+//! The experiment `path`, small: functions of the kernel that a request must come by, in their
+//! order, in this machine's stacks and in a guest's.
 
 mod support;
 
@@ -65,7 +65,8 @@ fn a_read_goes_from_the_system_call_to_the_driver() {
     });
 }
 
-/// The mean of the device has requests in it that are not the benchmark's: fio's program may be read from the same disk.
+/// The mean of the device has requests in it that are not the benchmark's: fio's program may be
+/// read from the same disk.
 #[test]
 fn device_takes_less_time_than_a_read() {
     decide(|| {

@@ -39,12 +39,14 @@ pub enum Happened {
     /// - `copying`: data is copied, and copied again when it changes.
     /// - `ready`: the guest can migrate.
     /// - `switching`: the disk has been taken over, and the guest waits until the rest is copied.
-    /// - `arriving`: the disk has been taken over, and the guest runs here while the rest is copied.
+    /// - `arriving`: the disk has been taken over, and the guest runs here while the rest is
+    ///   copied.
     /// - `done`: all data is here.
     Pulled { disk: String, phase: String },
     /// A backup of the disk has begun.
     BackupBegun { disk: String },
-    /// The backup of the disk has failed because of `problem`. Data that was read from it must not be used.
+    /// The backup of the disk has failed because of `problem`. Data that was read from it must not
+    /// be used.
     BackupFailed { disk: String, problem: String },
     /// The disk's mirror or commit has a new `phase`:
     ///
@@ -58,7 +60,8 @@ pub enum Happened {
         phase: String,
         problem: Option<String>,
     },
-    /// The disk's stream, or commit of images in the middle of the backing chain, has a new `phase`:
+    /// The disk's stream, or commit of images in the middle of the backing chain, has a new
+    /// `phase`:
     ///
     /// - `copying`: data is copied.
     /// - `waiting`: the virtual machine has released the disk.
@@ -69,8 +72,8 @@ pub enum Happened {
         phase: String,
         problem: Option<String>,
     },
-    /// A virtual machine (`by` is `vhost-user`) or an NBD client (`nbd`) has connected to the disk. `client` describes
-    /// its process or address.
+    /// A virtual machine (`by` is `vhost-user`) or an NBD client (`nbd`) has connected to the disk.
+    /// `client` describes its process or address.
     Attached {
         disk: String,
         by: By,
@@ -82,8 +85,8 @@ pub enum Happened {
         by: By,
         client: String,
     },
-    /// The alarm was raised because requests take too long. `text` describes the reason. `stage` is the stage that took
-    /// most of the time, and `requests` are the slowest requests.
+    /// The alarm was raised because requests take too long. `text` describes the reason. `stage` is
+    /// the stage that took most of the time, and `requests` are the slowest requests.
     Alarm {
         disk: String,
         alarm: String,

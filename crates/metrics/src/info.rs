@@ -27,7 +27,8 @@ pub struct Info {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(ignore)]
     pub owner: Option<Owner>,
-    /// Options in which the disk differs from its definition; the command line derives them from the API's reply.
+    /// Options in which the disk differs from its definition; the command line derives them from
+    /// the API's reply.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(ignore)]
     pub changed: Vec<String>,
@@ -46,19 +47,20 @@ pub struct Info {
     /// Name of the pool whose threads serve the disk. Null if the disk has threads of its own.
     #[serde(default)]
     pub pool: Option<String>,
-    /// Cache mode: `none`, `writeback` or `writethrough`. Null if the image is not a file or device.
+    /// Cache mode: `none`, `writeback` or `writethrough`. Null if the image is not a file or
+    /// device.
     pub cache: Option<String>,
-    /// Number of requests whose data was copied because its alignment does not suit O_DIRECT. Null if the image is not
-    /// a file or device.
+    /// Number of requests whose data was copied because its alignment does not suit O_DIRECT. Null
+    /// if the image is not a file or device.
     pub bounced: Option<u64>,
     /// Counters and known problems of the image. Null if the format has no tables, such as raw.
     #[serde(default)]
     pub image: Option<ImageInfo>,
-    /// Process that has locked the image, as text for display. The disk cannot be used until that process releases the
-    /// image. Null if no other process has locked it.
+    /// Process that has locked the image, as text for display. The disk cannot be used until that
+    /// process releases the image. Null if no other process has locked it.
     pub held_by: Option<String>,
-    /// Socket for vhost-user front-ends: a path, or `fd:N` for an inherited socket. Null if the disk has no such
-    /// socket.
+    /// Socket for vhost-user front-ends: a path, or `fd:N` for an inherited socket. Null if the
+    /// disk has no such socket.
     pub vhost_user: Option<String>,
     /// The connected front-end. Null if no front-end is connected.
     pub front_end: Option<FrontEnd>,
@@ -79,7 +81,8 @@ pub struct Info {
     /// Alarms of the disk.
     #[serde(default)]
     pub alarms: Vec<AlarmInfo>,
-    /// Progress of the move of this disk from another server to this server. Null if the disk has no such move.
+    /// Progress of the move of this disk from another server to this server. Null if the disk has
+    /// no such move.
     #[serde(default)]
     pub pull: Option<PullInfo>,
     /// Another server has taken the disk over, and no guest can use the disk here.
@@ -94,24 +97,28 @@ pub struct Info {
     /// The disk's job that begins and does not run yet. Null if the disk has none.
     #[serde(default)]
     pub starting: Option<StartingJob>,
-    /// The disk's stream, or commit of images in the middle of the backing chain. Null if the disk has none.
+    /// The disk's stream, or commit of images in the middle of the backing chain. Null if the disk
+    /// has none.
     #[serde(default)]
     pub stream: Option<StreamInfo>,
-    /// Why the disk's previous image could not be marked as superseded. Without the mark, another server may write to
-    /// that image. Null if the image is marked, or if the disk has not been switched to another image.
+    /// Why the disk's previous image could not be marked as superseded. Without the mark, another
+    /// server may write to that image. Null if the image is marked, or if the disk has not been
+    /// switched to another image.
     #[serde(default)]
     pub unmarked: Option<String>,
     /// The disk is frozen: requests wait until it is thawed.
     #[serde(default)]
     pub frozen: bool,
-    /// Time since the server was started, in seconds. An upgrade of the server does not reset this time.
+    /// Time since the server was started, in seconds. An upgrade of the server does not reset this
+    /// time.
     pub uptime_seconds: u64,
-    /// Restrictions of the process that serves the disk, which confine an attacker who controls one of its threads.
-    /// Null without a sandbox.
+    /// Restrictions of the process that serves the disk, which confine an attacker who controls one
+    /// of its threads. Null without a sandbox.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub sandbox: Option<Report>,
-    /// Limits and usage of the disk's tenant, for all of the tenant's disks together. Null if the tenant has no limits.
+    /// Limits and usage of the disk's tenant, for all of the tenant's disks together. Null if the
+    /// tenant has no limits.
     #[serde(default)]
     pub limits: Option<TenantLimits>,
 }
@@ -134,9 +141,11 @@ pub struct PullInfo {
     /// Phase of the move:
     ///
     /// - `copying`: the guest runs on the source server, and data is copied.
-    /// - `ready`: the guest can migrate. The rest can be copied in a moment, or follows the guest (post-copy).
+    /// - `ready`: the guest can migrate. The rest can be copied in a moment, or follows the guest
+    ///   (post-copy).
     /// - `switching`: the disk has been taken over, and the guest waits until the rest is copied.
-    /// - `arriving`: the disk has been taken over, and the guest runs here while the rest is copied.
+    /// - `arriving`: the disk has been taken over, and the guest runs here while the rest is
+    ///   copied.
     /// - `done`: all data is here.
     pub phase: String,
     /// Number of bytes copied, including repeated copies.
@@ -180,10 +189,11 @@ pub struct SnapshotInfo {
     pub name: String,
     /// Time of the snapshot, in nanoseconds since 1970.
     pub taken: u64,
-    /// Size of the disk at that time, in bytes. Null if the snapshot has no size of its own: then the disk had its
-    /// present size.
+    /// Size of the disk at that time, in bytes. Null if the snapshot has no size of its own: then
+    /// the disk had its present size.
     pub size: Option<u64>,
-    /// Size of the virtual machine's state that QEMU has saved with the snapshot, in bytes. 0 without such a state.
+    /// Size of the virtual machine's state that QEMU has saved with the snapshot, in bytes. 0
+    /// without such a state.
     pub vm_state: u64,
 }
 
@@ -217,10 +227,11 @@ pub struct BitmapInfo {
     pub granularity: u64,
     /// Number of bytes that count as changed.
     pub dirty: u64,
-    /// Time when the bitmap began, in nanoseconds since 1970. Null if unknown, because the bitmap comes from the image.
+    /// Time when the bitmap began, in nanoseconds since 1970. Null if unknown, because the bitmap
+    /// comes from the image.
     pub since: Option<u64>,
-    /// `successor` of the backup to which the bitmap can advance: the time of that backup, in nanoseconds since 1970.
-    /// Null without such a backup.
+    /// `successor` of the backup to which the bitmap can advance: the time of that backup, in
+    /// nanoseconds since 1970. Null without such a backup.
     #[serde(default)]
     pub advances_to: Option<u64>,
     /// Why the whole disk counts as changed. Null if the bitmap is complete.
@@ -255,7 +266,8 @@ pub struct MirrorInfo {
     ///
     /// - `copying`: data is copied, and copied again when it changes.
     /// - `ready`: the disk can be switched to the target.
-    /// - `waiting`: the virtual machine has released the disk. The mirror continues when the machine is back.
+    /// - `waiting`: the virtual machine has released the disk. The mirror continues when the
+    ///   machine is back.
     /// - `stopping`: the mirror was ended, and waits for requests in flight.
     /// - `done`: the mirror was ended, and the target is complete.
     /// - `failed`: the target is unusable.
@@ -267,7 +279,8 @@ pub struct MirrorInfo {
     /// Maximum number of bytes copied per second. Null if there is no limit.
     #[serde(default)]
     pub speed: Option<u64>,
-    /// After the first complete copy, guests and clients are slowed down to the speed of the copying.
+    /// After the first complete copy, guests and clients are slowed down to the speed of the
+    /// copying.
     pub active: bool,
     /// Time since the mirror began, in seconds.
     pub seconds: u64,
@@ -276,24 +289,26 @@ pub struct MirrorInfo {
     pub problem: Option<String>,
 }
 
-/// A stream, or a commit of images in the middle of the backing chain. A stream copies data from backing images into
-/// the disk's top image. A commit copies data from `top` and the images below it into `base`.
+/// A stream, or a commit of images in the middle of the backing chain. A stream copies data from
+/// backing images into the disk's top image. A commit copies data from `top` and the images below
+/// it into `base`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StreamInfo {
     /// Number of the job, which no other job has: the last part of its identity in `/v1/jobs`.
     #[serde(default)]
     pub id: String,
-    /// Path of the backing image after the stream, or of the image that the commit writes to. Null if the disk's image
-    /// will have no backing image.
+    /// Path of the backing image after the stream, or of the image that the commit writes to. Null
+    /// if the disk's image will have no backing image.
     pub base: Option<String>,
-    /// Path of the topmost image that the commit merges. After the commit, the chain has neither the image `top` nor
-    /// the images between `top` and `base`. Null for a stream.
+    /// Path of the topmost image that the commit merges. After the commit, the chain has neither
+    /// the image `top` nor the images between `top` and `base`. Null for a stream.
     #[serde(default)]
     pub top: Option<String>,
     /// Phase of the job:
     ///
     /// - `copying`: data is copied.
-    /// - `waiting`: the virtual machine has released the disk. The job continues when the machine is back.
+    /// - `waiting`: the virtual machine has released the disk. The job continues when the machine
+    ///   is back.
     /// - `finishing`: all data is copied, and the disk closes the images that it no longer needs.
     /// - `stopping`: the job was ended, and waits for requests in flight.
     /// - `done`: the disk has its new backing chain.
@@ -316,39 +331,46 @@ pub struct StreamInfo {
 /// A backup: NBD clients can read the contents that the disk had when the backup began.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BackupInfo {
-    /// Identity of the backup, which no other backup has. The request that ends the backup names it.
+    /// Identity of the backup, which no other backup has. The request that ends the backup names
+    /// it.
     #[serde(default)]
     pub id: String,
-    /// NBD URI at which clients read the backup. The export's name is the backup's identity, so that a client that
-    /// connects again never reads another backup.
+    /// NBD URI at which clients read the backup. The export's name is the backup's identity, so
+    /// that a client that connects again never reads another backup.
     pub uri: String,
     /// Time since the backup began, in seconds.
     pub seconds: u64,
-    /// Number of bytes in the scratch file: data that guests and clients have overwritten since the backup began.
+    /// Number of bytes in the scratch file: data that guests and clients have overwritten since the
+    /// backup began.
     pub kept: u64,
-    /// Name of the dirty bitmap that can advance to this backup when it has ended. Null if the backup has no bitmap.
+    /// Name of the dirty bitmap that can advance to this backup when it has ended. Null if the
+    /// backup has no bitmap.
     #[serde(default)]
     pub bitmap: Option<String>,
-    /// Number that identifies this backup when the bitmap advances to it (`to`). Null if the backup has no bitmap.
+    /// Number that identifies this backup when the bitmap advances to it (`to`). Null if the backup
+    /// has no bitmap.
     #[serde(default)]
     pub successor: Option<u64>,
-    /// Why the backup has failed: data that was read from it must not be used. Null if it has not failed.
+    /// Why the backup has failed: data that was read from it must not be used. Null if it has not
+    /// failed.
     #[serde(default)]
     pub problem: Option<String>,
 }
 
-/// Counters and known problems of an image with tables, such as qcow2. The counters begin at 0 when the image is
-/// opened.
+/// Counters and known problems of an image with tables, such as qcow2. The counters begin at 0 when
+/// the image is opened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageInfo {
-    /// Number of reads of 4 KiB of the tables that were not in memory, including the tables of backing images.
+    /// Number of reads of 4 KiB of the tables that were not in memory, including the tables of
+    /// backing images.
     pub table_reads: u64,
     /// Number of clusters that were allocated.
     pub clusters_allocated: u64,
     /// Number of clusters that were freed.
     pub clusters_freed: u64,
-    /// Known problems of the image and its backing images. The server detects problems when it opens the image, when a
-    /// guest or client begins to use the disk, and during requests. For a complete check, use `fathom img check`.
+    /// Known problems of the image and its backing images. The server detects problems when it
+    /// opens the image, when a guest or client begins to use the disk, and during requests. For a
+    /// complete check, use `fathom img check`.
     #[serde(default)]
     pub problems: BTreeSet<ImageProblem>,
 }
@@ -374,10 +396,11 @@ impl ImageInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageProblem {
-    /// The image was not closed after it was written to: clusters may be leaked, which take space and do no other harm.
-    /// `fathom img check --repair leaks` gives the space back.
+    /// The image was not closed after it was written to: clusters may be leaked, which take space
+    /// and do no other harm. `fathom img check --repair leaks` gives the space back.
     Leaks,
-    /// The image is marked as corrupt, or damage was found in it. `fathom img check --repair all` repairs it.
+    /// The image is marked as corrupt, or damage was found in it. `fathom img check --repair all`
+    /// repairs it.
     Damage,
     /// The same of an image below the disk's own; the log names it.
     BackingDamage,
@@ -413,8 +436,8 @@ impl From<Found> for ImageProblem {
     }
 }
 
-/// Limits and usage of a tenant's processes, as the kernel reports them. A limit that is not set is null. A usage is
-/// null if the kernel does not report it.
+/// Limits and usage of a tenant's processes, as the kernel reports them. A limit that is not set is
+/// null. A usage is null if the kernel does not report it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TenantLimits {
     /// Maximum memory in bytes.
@@ -461,7 +484,8 @@ impl Info {
 /// A vhost-user front-end that is connected to a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FrontEnd {
-    /// Process ID of the front-end. 0 if the process is in a PID namespace that is not visible to the server.
+    /// Process ID of the front-end. 0 if the process is in a PID namespace that is not visible to
+    /// the server.
     pub pid: i32,
 }
 
@@ -512,8 +536,8 @@ pub struct WorkerInfo {
     /// Number of notifications from guests to the worker.
     #[serde(default)]
     pub kicks: u64,
-    /// Number of times that the worker took a batch of requests, by size of the batch: 1, 2, 3 to 4, 5 to 8 and so on.
-    /// The last element counts all larger batches.
+    /// Number of times that the worker took a batch of requests, by size of the batch: 1, 2, 3 to
+    /// 4, 5 to 8 and so on. The last element counts all larger batches.
     #[serde(default)]
     pub batches: Vec<u64>,
     /// CPU time of the worker's thread, in nanoseconds. Null if the thread belongs to a pool.

@@ -16,8 +16,8 @@ pub struct Jobs {
 /// A job of a disk. The state of the disk has further details.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobInfo {
-    /// Identity of the job, for `/v1/jobs/{id}`: the disk, the kind, and a number that no other job has, separated by
-    /// dots. A pull, which a disk has only once, has no number.
+    /// Identity of the job, for `/v1/jobs/{id}`: the disk, the kind, and a number that no other job
+    /// has, separated by dots. A pull, which a disk has only once, has no number.
     #[serde(default)]
     pub id: String,
     /// Name of the disk.
@@ -33,21 +33,22 @@ pub struct JobInfo {
     /// State of the job, in the same words for all kinds.
     #[serde(default)]
     pub state: JobState,
-    /// Phase of the job: `starting` before it runs, then `keeping` or `failed` for a backup, otherwise `phase` of the pull, mirror or stream.
+    /// Phase of the job: `starting` before it runs, then `keeping` or `failed` for a backup,
+    /// otherwise `phase` of the pull, mirror or stream.
     pub phase: String,
     /// Number of bytes copied. For a backup: number of bytes in the scratch file.
     pub copied: u64,
-    /// Number of bytes still to be copied or examined, as far as known. Null for a backup, which continues until it is
-    /// ended.
+    /// Number of bytes still to be copied or examined, as far as known. Null for a backup, which
+    /// continues until it is ended.
     pub left: Option<u64>,
-    /// Maximum number of bytes copied per second. Null if there is no limit, and for a backup, which
-    /// is as fast as its client.
+    /// Maximum number of bytes copied per second. Null if there is no limit, and for a backup,
+    /// which is as fast as its client.
     #[serde(default)]
     pub speed: Option<u64>,
     /// Time since the job began, in seconds. Null for a pull.
     pub seconds: Option<u64>,
-    /// Target of a mirror, new backing image of a stream, image that a commit writes to, or URI of a backup. Null for a
-    /// pull, and for a stream without a new backing image.
+    /// Target of a mirror, new backing image of a stream, image that a commit writes to, or URI of
+    /// a backup. Null for a pull, and for a stream without a new backing image.
     pub target: Option<String>,
     /// Why the job has failed or makes no progress. Null if it has no problem.
     pub problem: Option<String>,
@@ -55,9 +56,11 @@ pub struct JobInfo {
 
 /// State of a job:
 ///
-/// - `starting`: its target or images are being opened. The job can be neither changed nor ended yet.
+/// - `starting`: its target or images are being opened. The job can be neither changed nor ended
+///   yet.
 /// - `running`: it makes progress, or a backup can be read.
-/// - `waiting`: the virtual machine has released the disk. The job continues when the machine is back.
+/// - `waiting`: the virtual machine has released the disk. The job continues when the machine is
+///   back.
 /// - `ready`: the disk can be switched to the mirror's target, or the guest can migrate.
 /// - `finishing`: it ends by itself, soon.
 /// - `done`: it has succeeded.

@@ -58,8 +58,8 @@ fn shake_hands(stream: &mut UnixStream, size: u64) -> Result<()> {
     }
 }
 
-/// Reads return the data, and every other command gets a reply without an error. Fails if the client
-/// has left or has sent an invalid request.
+/// Reads return the data, and every other command gets a reply without an error. Fails if the
+/// client has left or has sent an invalid request.
 fn serve(stream: &mut UnixStream, disk: &[u8]) -> Result<()> {
     let mut requests = vec![0; AT_ONCE * REQUEST];
     let mut headers = vec![[0; ReplyHeader::SIMPLE_LEN]; AT_ONCE];

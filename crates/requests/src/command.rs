@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// A command, and the disk that it is about. Only [`Command::Put`] has the disk's name in its options instead.
+/// A command, and the disk that it is about. Only [`Command::Put`] has the disk's name in its
+/// options instead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
     pub disk: Option<String>,
@@ -78,17 +79,19 @@ impl Command {
     }
 }
 
-/// A command to the host of a disk. (Tenants' processes of other versions understand these words, too.)
+/// A command to the host of a disk. (Tenants' processes of other versions understand these words,
+/// too.)
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
     /// Statistics of the disk. Reply: [`Statistics`](crate::reply::Statistics).
     Stats,
     /// The disk's slowest recent requests. Reply: [`SlowRequests`](crate::reply::SlowRequests).
     Slow,
-    /// Starts a trace to a file, or without a file ends the trace. Reply: [`TraceState`](crate::reply::TraceState).
+    /// Starts a trace to a file, or without a file ends the trace. Reply:
+    /// [`TraceState`](crate::reply::TraceState).
     Trace { file: Option<PathBuf> },
-    /// Resizes the disk to a size in bytes, or without a size to the present size of its file. `shrink` allows a smaller
-    /// size. Reply: [`Size`](crate::reply::Size).
+    /// Resizes the disk to a size in bytes, or without a size to the present size of its file.
+    /// `shrink` allows a smaller size. Reply: [`Size`](crate::reply::Size).
     Resize { size: Option<u64>, shrink: bool },
     /// Freezes the disk and closes its image, until it is thawed or the timeout has passed. Reply:
     /// [`Frozen`](crate::reply::Frozen).
@@ -105,21 +108,23 @@ pub enum Command {
     BeginMirror(Box<MirrorOrder>),
     /// Begins a commit of the top image, which is a mirror to a backing image. The same reply.
     BeginCommit(CommitOrder),
-    /// Ends the mirror. Replies with its final state. Without `force`, the mirror must be ready, and the target then has
-    /// the contents that the disk had at an instant.
+    /// Ends the mirror. Replies with its final state. Without `force`, the mirror must be ready,
+    /// and the target then has the contents that the disk had at an instant.
     EndMirror { force: bool },
-    /// Begins a stream, or a commit in the middle of the chain. Reply: [`StreamInfo`](fathom_metrics::StreamInfo).
+    /// Begins a stream, or a commit in the middle of the chain. Reply:
+    /// [`StreamInfo`](fathom_metrics::StreamInfo).
     BeginStream(StreamOrder),
     /// Ends the stream. Replies with its final state.
     EndStream,
-    /// First step of a switch to another image: opens that image and holds guests and clients. Replies with the disk's
-    /// options with that image.
+    /// First step of a switch to another image: opens that image and holds guests and clients.
+    /// Replies with the disk's options with that image.
     BeginSwitch {
         to: SwitchTo,
         /// Allows the disk's dirty bitmaps to stay with the old image.
         leave_bitmaps: bool,
     },
-    /// Second step: resumes guests and clients, with `go` on the new image, otherwise on the old one. Replies like `Show`.
+    /// Second step: resumes guests and clients, with `go` on the new image, otherwise on the old
+    /// one. Replies like `Show`.
     EndSwitch { go: bool },
     /// Lists or changes dirty bitmaps. Reply: all [`Bitmaps`](fathom_metrics::Bitmaps).
     Bitmaps(BitmapOrder),
@@ -127,9 +132,9 @@ pub enum Command {
     Snapshots(SnapshotsOrder),
     /// Changes or ends the job with this identity. Reply: [`JobInfo`](fathom_metrics::JobInfo).
     Job { id: JobId, order: JobOrder },
-    /// Changes options of a filter: all of them, or none. `filter` is the filter's name, with `#2` for the second filter of
-    /// that name. An empty value is the option's default. Reply, when all workers apply the change:
-    /// [`Filter`](crate::reply::Filter).
+    /// Changes options of a filter: all of them, or none. `filter` is the filter's name, with `#2`
+    /// for the second filter of that name. An empty value is the option's default. Reply, when all
+    /// workers apply the change: [`Filter`](crate::reply::Filter).
     Set {
         filter: String,
         options: BTreeMap<String, String>,
@@ -140,19 +145,20 @@ pub enum Command {
     Measure,
     /// Reply: [`Shown`](crate::reply::Shown).
     Show,
-    /// Adds a disk, or changes the disk of that name as far as possible while it is served. Replies like `Show`.
+    /// Adds a disk, or changes the disk of that name as far as possible while it is served. Replies
+    /// like `Show`.
     Put {
         options: Box<DiskSpec>,
-        /// Keys that the request names, also with default values: a disk that is served keeps its values of all other
-        /// keys. `None`: all keys are named.
+        /// Keys that the request names, also with default values: a disk that is served keeps its
+        /// values of all other keys. `None`: all keys are named.
         #[serde(default)]
         named: Option<BTreeSet<String>>,
         temporary: bool,
         #[serde(default)]
         only_if: Condition,
     },
-    /// Stops serving the disk. Replies with its last statistics when no requests are in flight. A disk in use stays, unless
-    /// `force` disconnects its front-end and clients.
+    /// Stops serving the disk. Replies with its last statistics when no requests are in flight. A
+    /// disk in use stays, unless `force` disconnects its front-end and clients.
     Remove {
         force: bool,
         temporary: bool,

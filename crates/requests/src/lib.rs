@@ -1,7 +1,7 @@
 //! Requests to a server and to the hosts of its disks, with their replies.
 //!
-//! A client of the API asks the server ([`Request`]), which asks the host of a disk ([`Command`]): the objects of its own
-//! process, or the process of a tenant.
+//! A client of the API asks the server ([`Request`]), which asks the host of a disk ([`Command`]):
+//! the objects of its own process, or the process of a tenant.
 
 mod command;
 mod identity;

@@ -1,5 +1,5 @@
-//! Replies to requests: of a disk's host to the controller, of a tenant's process to the supervisor, and of the
-//! controller to the API.
+//! Replies to requests: of a disk's host to the controller, of a tenant's process to the
+//! supervisor, and of the controller to the API.
 
 use fathom_control::{ErrorKind, Owner, RequestError};
 use fathom_metrics::JobInfo;
@@ -92,7 +92,8 @@ pub struct Shown {
 pub struct Disk {
     /// Options with which the disk is served, without options at their defaults.
     pub options: DiskSpec,
-    /// Options that the disk has after a restart of the server, as its definition says. Null for a transient disk.
+    /// Options that the disk has after a restart of the server, as its definition says. Null for a
+    /// transient disk.
     pub definition: Option<DiskSpec>,
     /// The disk is served again after a restart of the server. False for a transient disk.
     pub kept: bool,
@@ -125,7 +126,8 @@ pub struct FailedDisk {
     pub options: Option<DiskSpec>,
     /// Why the disk is not served.
     pub problem: String,
-    /// The server tries again by itself, at most once a minute. False: only a change of the definition can help.
+    /// The server tries again by itself, at most once a minute. False: only a change of the
+    /// definition can help.
     pub retried: bool,
 }
 
@@ -194,7 +196,8 @@ pub struct TraceState {
 pub struct Size {
     /// Size of the disk in bytes.
     pub size: u64,
-    /// Owner of the disk's name: `static` if the disk has this size only until the server restarts. Absent otherwise.
+    /// Owner of the disk's name: `static` if the disk has this size only until the server restarts.
+    /// Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
 }
@@ -213,12 +216,12 @@ pub struct Filter {
     pub name: String,
     /// Values of the options, by name.
     pub options: BTreeMap<String, String>,
-    /// Time that all workers together have delayed requests because of the filter's limits, in nanoseconds. Absent if
-    /// the filter does not count this time.
+    /// Time that all workers together have delayed requests because of the filter's limits, in
+    /// nanoseconds. Absent if the filter does not count this time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_ns: Option<u64>,
-    /// Owner of the disk's name: `static` in the reply to a change that lasts until the server restarts. Absent in
-    /// other replies.
+    /// Owner of the disk's name: `static` in the reply to a change that lasts until the server
+    /// restarts. Absent in other replies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
 }
@@ -279,8 +282,8 @@ pub struct ThrottleGroup {
 pub struct Successor {
     /// Process ID of the new process.
     pub pid: u32,
-    /// Time for which virtqueues were stopped, in milliseconds. For a server with tenants: the longest of the tenants'
-    /// times.
+    /// Time for which virtqueues were stopped, in milliseconds. For a server with tenants: the
+    /// longest of the tenants' times.
     pub pause_ms: f64,
     /// Results of the tenants' upgrades, by tenant. Absent if the server has no tenants.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -294,10 +297,12 @@ pub struct TenantSuccessor {
     pub tenant: String,
     /// Process ID of the tenant's process. Null if the process is being started.
     pub pid: Option<u32>,
-    /// Time for which the tenant's virtqueues were stopped, in milliseconds. Absent if the handover failed.
+    /// Time for which the tenant's virtqueues were stopped, in milliseconds. Absent if the handover
+    /// failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause_ms: Option<f64>,
-    /// Why the tenant keeps its old process, or has a new process without a handover. Absent if the handover succeeded.
+    /// Why the tenant keeps its old process, or has a new process without a handover. Absent if the
+    /// handover succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }

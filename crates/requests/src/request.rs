@@ -11,7 +11,8 @@ pub enum Request {
     List,
     /// A disk: [`Disk`](crate::reply::Disk).
     Show { disk: String },
-    /// A change of what a disk is, about which the registry decides: a disk, its last statistics, a filter or a size.
+    /// A change of what a disk is, about which the registry decides: a disk, its last statistics, a
+    /// filter or a size.
     Change {
         disk: String,
         change: fathom_control::Request,
@@ -27,8 +28,8 @@ pub enum Request {
         /// The change is not stored.
         until_restart: bool,
     },
-    /// Has another process continue, of this program, or of the file that is now where this program came from:
-    /// [`Successor`](crate::reply::Successor).
+    /// Has another process continue, of this program, or of the file that is now where this program
+    /// came from: [`Successor`](crate::reply::Successor).
     Upgrade {
         binary: Option<PathBuf>,
         /// Ends the connections of NBD clients with TLS, which cannot be handed over.

@@ -1,4 +1,5 @@
-//! Open files that a process hands over to its successor. The state that accompanies them has their indexes in this list.
+//! Open files that a process hands over to its successor. The state that accompanies them has their
+//! indexes in this list.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -41,7 +41,8 @@ impl Wanted {
     /// Returns the socket with this file descriptor, duplicated.
     pub fn inherited(self, fd: i32) -> Result<Listener, InheritedError> {
         let name = format!("file descriptor {fd}");
-        // SAFETY: used for one fcntl(2), which fails if the descriptor is not open. The process owns what it inherited.
+        // SAFETY: used for one fcntl(2), which fails if the descriptor is not open. The process
+        // owns what it inherited.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let fd: OwnedFd = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|error| {
             self.problem(format!(
@@ -54,8 +55,8 @@ impl Wanted {
 
     /// Returns all sockets that the service manager has passed: at least one.
     ///
-    /// Must be called before threads exist that read the environment: this function removes the variables that announce
-    /// the sockets.
+    /// Must be called before threads exist that read the environment: this function removes the
+    /// variables that announce the sockets.
     pub fn activated(self) -> Result<Vec<Listener>, InheritedError> {
         let mut sockets = ListenFd::from_env();
         if sockets.len() == 0 {

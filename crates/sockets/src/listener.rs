@@ -17,12 +17,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
-/// Number of connections that may wait to be accepted: as many as the administrator allows (listen(2):
-/// net.core.somaxconn). When too many wait, clients of a Unix socket that do not block fail at once.
+/// Number of connections that may wait to be accepted: as many as the administrator allows
+/// (listen(2): net.core.somaxconn). When too many wait, clients of a Unix socket that do not block
+/// fail at once.
 pub const BACKLOG: i32 = i32::MAX;
 
-/// Permissions without a mode, further narrowed by the umask. A client needs the permission to write: with the usual
-/// umask of 022 only the owner has it, with 002 also the group.
+/// Permissions without a mode, further narrowed by the umask. A client needs the permission to
+/// write: with the usual umask of 022 only the owner has it, with 002 also the group.
 const DEFAULT_MODE: u32 = 0o660;
 
 /// Permissions with a group and without a mode, independent of the umask.
@@ -81,7 +82,8 @@ pub enum ListenError {
     },
 }
 
-/// A listening stream socket. Dropping it removes the socket from its path, if this process has bound it to one.
+/// A listening stream socket. Dropping it removes the socket from its path, if this process has
+/// bound it to one.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -90,8 +92,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`. Replaces a socket at which no process listens. Without a mode and a group, the permissions are
-    /// 0660 without the bits of the umask.
+    /// Listens at `path`. Replaces a socket at which no process listens. Without a mode and a
+    /// group, the permissions are 0660 without the bits of the umask.
     pub fn bind(path: &Path, access: Access) -> Result<Listener, ListenError> {
         let failed = |what| {
             let path = path.to_owned();
@@ -106,7 +108,8 @@ impl Listener {
         let socket = stream_socket().map_err(failed("cannot create a socket"))?;
         let socket = high(socket);
         let mode = access.mode();
-        // bind(2) takes the new file's permissions from the socket. Therefore others can never connect.
+        // bind(2) takes the new file's permissions from the socket. Therefore others can never
+        // connect.
         fchmod(&socket, Mode::from_raw_mode(mode.unwrap_or(DEFAULT_MODE)))
             .map_err(failed("cannot set the socket's permissions"))?;
         bind(&socket, &addr).map_err(|error| match error {
@@ -135,8 +138,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Listens at a socket that another process has bound and will remove. SO_PEERCRED then tells clients that this
-    /// process is their peer.
+    /// Listens at a socket that another process has bound and will remove. SO_PEERCRED then tells
+    /// clients that this process is their peer.
     pub fn taken_over(socket: OwnedFd) -> io::Result<Listener> {
         listen(&socket, BACKLOG)?;
         Ok(Listener::from(socket))
@@ -161,8 +164,8 @@ pub struct ListenerState {
 }
 
 impl Listener {
-    /// Returns the state for a successor, which must then remove the socket. The caller must not drop this listener after a
-    /// complete handover.
+    /// Returns the state for a successor, which must then remove the socket. The caller must not
+    /// drop this listener after a complete handover.
     pub fn hand_over(&self, descriptors: &mut Descriptors) -> io::Result<ListenerState> {
         Ok(ListenerState {
             socket: descriptors.add(&self.socket)?,
@@ -170,7 +173,8 @@ impl Listener {
         })
     }
 
-    /// Creates a listener from a predecessor's state. The predecessor removes the socket until [`Listener::own`].
+    /// Creates a listener from a predecessor's state. The predecessor removes the socket until
+    /// [`Listener::own`].
     pub fn adopt(
         state: ListenerState,
         descriptors: &mut Descriptors,
@@ -187,7 +191,8 @@ impl Listener {
         *self.bound.lock() = bound;
     }
 
-    /// Removes the socket from its path, if that is this listener's duty. Clients cannot find the socket afterwards.
+    /// Removes the socket from its path, if that is this listener's duty. Clients cannot find the
+    /// socket afterwards.
     pub fn unbind(&self) {
         let Some((path, dev, ino)) = self.bound.lock().take() else {
             return;
@@ -221,8 +226,8 @@ impl Bound {
     }
 }
 
-/// Creates a listener that need not be removed: the socket has no path, or another process has bound it and will remove it
-/// (socket activation).
+/// Creates a listener that need not be removed: the socket has no path, or another process has
+/// bound it and will remove it (socket activation).
 impl From<OwnedFd> for Listener {
     fn from(socket: OwnedFd) -> Listener {
         Listener {
@@ -247,8 +252,9 @@ impl Drop for Listener {
 /// Lowest number of listeners' file descriptors: above most other descriptors of a process.
 const HIGH: i32 = 512;
 
-/// Moves a socket to a high number. The kernel closes the files of a killed process from the highest number down.
-/// Therefore a client that loses its connection and reconnects at once is refused, and is not accepted by a dead process.
+/// Moves a socket to a high number. The kernel closes the files of a killed process from the
+/// highest number down. Therefore a client that loses its connection and reconnects at once is
+/// refused, and is not accepted by a dead process.
 fn high(socket: OwnedFd) -> OwnedFd {
     // (The number may be above the limit of the process.)
     rustix::io::fcntl_dupfd_cloexec(&socket, HIGH).unwrap_or(socket)

@@ -20,8 +20,9 @@ pub fn remedy(by: &str, what: &str) -> String {
     }
 }
 
-/// Names the process that listens at a TCP address: `nbdkit (process 17)`, or `another process` if /proc does not say:
-/// a server that is not root's sees only the sockets of its own user's processes.
+/// Names the process that listens at a TCP address: `nbdkit (process 17)`, or `another process` if
+/// /proc does not say: a server that is not root's sees only the sockets of its own user's
+/// processes.
 pub fn at_tcp(address: SocketAddr) -> String {
     let inodes = listeners(address);
     let pid = own_and_others().find(|pid| inodes.iter().any(|inode| has_socket(*pid, inode)));

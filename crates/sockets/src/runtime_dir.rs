@@ -6,7 +6,8 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Returns the directory: /run/fathom for root, else $XDG_RUNTIME_DIR/fathom. None: XDG_RUNTIME_DIR is not set.
+/// Returns the directory: /run/fathom for root, else $XDG_RUNTIME_DIR/fathom. None: XDG_RUNTIME_DIR
+/// is not set.
 pub fn runtime_dir() -> Option<PathBuf> {
     let run = if geteuid().is_root() {
         PathBuf::from("/run")
@@ -16,10 +17,11 @@ pub fn runtime_dir() -> Option<PathBuf> {
     Some(run.join("fathom"))
 }
 
-/// Creates the parent of `path`, if it is [`runtime_dir`] and does not exist. Any other directory belongs to the user: a
-/// missing one is more likely misspelled.
+/// Creates the parent of `path`, if it is [`runtime_dir`] and does not exist. Any other directory
+/// belongs to the user: a missing one is more likely misspelled.
 ///
-/// All users may pass through the directory, independent of the umask. Each socket has its own permissions.
+/// All users may pass through the directory, independent of the umask. Each socket has its own
+/// permissions.
 pub fn make_parent_of(path: &Path) -> io::Result<()> {
     let Some(dir) = runtime_dir().filter(|dir| path.parent() == Some(dir)) else {
         return Ok(());

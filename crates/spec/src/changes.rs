@@ -13,7 +13,8 @@ use utoipa::PartialSchema;
 pub enum Changes {
     /// Only options of filters differ: the options to set, filter by filter.
     Filters(Vec<BTreeMap<String, String>>),
-    /// A second disk with the other options can take the disk's place unnoticed by guests and clients.
+    /// A second disk with the other options can take the disk's place unnoticed by guests and
+    /// clients.
     Remake,
     /// The options with these keys differ, which cannot change while the disk is served.
     Others(Vec<String>),
@@ -44,7 +45,8 @@ static CHANGES: LazyLock<BTreeMap<String, Change>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Returns `x-change` of an option's schema. (utoipa adds the extensions of a list to the schema of its items.)
+/// Returns `x-change` of an option's schema. (utoipa adds the extensions of a list to the schema of
+/// its items.)
 fn stated(option: &Value) -> &Value {
     match &option["x-change"] {
         Value::Null => &option["items"]["x-change"],
@@ -57,8 +59,8 @@ fn is(key: &str, change: Change) -> bool {
 }
 
 impl DiskSpec {
-    /// Returns these options with those that a switch to the image of `switched` changes: all that it
-    /// takes to open that image again. The others, which may be temporary there, stay.
+    /// Returns these options with those that a switch to the image of `switched` changes: all that
+    /// it takes to open that image again. The others, which may be temporary there, stay.
     pub fn switched_to(&self, switched: DiskSpec) -> DiskSpec {
         DiskSpec {
             allow_dirs: switched.allow_dirs,

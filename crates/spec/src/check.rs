@@ -26,7 +26,8 @@ impl DiskSpec {
 
     /// Refuses relative paths, whose meaning depends on a process's working directory.
     ///
-    /// Relative paths of the files of base images are accepted, because existing definitions may have them.
+    /// Relative paths of the files of base images are accepted, because existing definitions may
+    /// have them.
     pub fn check_paths(&self) -> Result<(), String> {
         let socket = match &self.vhost_user {
             Some(SocketSpec::Path(path)) => Some(&**path),
@@ -45,7 +46,8 @@ impl DiskSpec {
         self.check_keys()
     }
 
-    /// Refuses keys with relative paths, and keys that only the process that was started with them can read.
+    /// Refuses keys with relative paths, and keys that only the process that was started with them
+    /// can read.
     pub fn check_keys(&self) -> Result<(), String> {
         let mut paths = self.keys.iter().filter_map(KeySource::path);
         paths.try_for_each(check_path)?;

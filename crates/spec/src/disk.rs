@@ -20,14 +20,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 
-/// Options of a disk: the options of `fathom serve` and `fathom disk add`, the keys of a `[[disk]]` in a configuration
-/// and of a disk's file in `disks-dir`, and the body of a request that adds a disk. An absent option has its default.
+/// Options of a disk: the options of `fathom serve` and `fathom disk add`, the keys of a `[[disk]]`
+/// in a configuration and of a disk's file in `disks-dir`, and the body of a request that adds a
+/// disk. An absent option has its default.
 ///
-/// In files and requests, `--no-discard` is `discard` with the value `false`, and repeatable options are lists:
-/// `allow-dirs`, `keys`, `filters` and `alarms`.
+/// In files and requests, `--no-discard` is `discard` with the value `false`, and repeatable
+/// options are lists: `allow-dirs`, `keys`, `filters` and `alarms`.
 ///
-/// `x-change` (of a list: that of its items) says which options can change while the disk is in use: `live` options can. `data` options decide which
-/// data the disk has. A change of a `fixed` option would be noticed by guests or clients, or have no effect.
+/// `x-change` (of a list: that of its items) says which options can change while the disk is in
+/// use: `live` options can. `data` options decide which data the disk has. A change of a `fixed`
+/// option would be noticed by guests or clients, or have no effect.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskSpec {
@@ -37,7 +39,8 @@ pub struct DiskSpec {
     #[serde(default)]
     #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$", required = false, extensions(("x-change" = json!("fixed"))))]
     pub name: String,
-    /// Location of the image: a path, `memory:SIZE`, `null:SIZE`, the URI of an NBD export, or `rbd:POOL/IMAGE`.
+    /// Location of the image: a path, `memory:SIZE`, `null:SIZE`, the URI of an NBD export, or
+    /// `rbd:POOL/IMAGE`.
     #[arg(skip = Location::file(""))]
     #[serde(with = "text")]
     #[schema(value_type = String, examples("/srv/disk.qcow2", "memory:4G"), extensions(("x-change" = json!("data"))))]
@@ -60,7 +63,8 @@ pub struct DiskSpec {
     pub readonly: bool,
     /// Key that unlocks encrypted images, such as file:/etc/fathom/vm1.key; repeatable
     ///
-    /// file:PATH, credential:NAME (a credential of systemd), fd:N, or command:PROGRAM, which prints the key.
+    /// file:PATH, credential:NAME (a credential of systemd), fd:N, or command:PROGRAM, which prints
+    /// the key.
     #[arg(long = "key", value_name = "SOURCE", help_heading = "Image")]
     #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>, extensions(("x-change" = json!("live"))))]
@@ -74,8 +78,8 @@ pub struct DiskSpec {
     pub allow_dirs: Vec<PathBuf>,
     /// External data file of a qcow2 image, to be written
     ///
-    /// The server writes to an external data file only if this option names it. Without the option the
-    /// file that the image names is only read.
+    /// The server writes to an external data file only if this option names it. Without the option
+    /// the file that the image names is only read.
     #[arg(long, value_name = "FILE", help_heading = "Image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, extensions(("x-change" = json!("data"))))]
@@ -100,7 +104,8 @@ pub struct DiskSpec {
     pub size: Option<u64>,
     /// Directory for the disk's dirty bitmaps [default: IMAGE.bitmaps]
     ///
-    /// Each disk needs a directory of its own. Required for bitmaps of a disk that is not in a file.
+    /// Each disk needs a directory of its own. Required for bitmaps of a disk that is not in a
+    /// file.
     #[arg(long, value_name = "DIR", help_heading = "Image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
@@ -119,8 +124,8 @@ pub struct DiskSpec {
     pub force_share: bool,
     /// Write to the image even if a newer image has replaced it
     ///
-    /// A snapshot on top of the image or the target of a mirror has replaced the image. The data that was
-    /// written to the newer image is lost.
+    /// A snapshot on top of the image or the target of a mirror has replaced the image. The data
+    /// that was written to the newer image is lost.
     #[arg(long, help_heading = "Image")]
     #[serde(default, skip_serializing_if = "is_false")]
     #[schema(extensions(("x-change" = json!("live"))))]
@@ -155,8 +160,9 @@ pub struct DiskSpec {
     #[schema(extensions(("x-change" = json!("live"))))]
     pub discard: Option<bool>,
 
-    /// Export the disk to NBD clients. A disk that the API adds while one of the listeners authenticates no client is
-    /// exported only with `true` [default: true, if the server listens for NBD clients]
+    /// Export the disk to NBD clients. A disk that the API adds while one of the listeners
+    /// authenticates no client is exported only with `true` [default: true, if the server listens
+    /// for NBD clients]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(extensions(("x-change" = json!("fixed"))))]
@@ -209,8 +215,9 @@ pub struct DiskSpec {
     pub aio: Option<EngineKind>,
     /// Time to poll for requests before sleeping, such as 20us [default: auto]
     ///
-    /// auto: poll while that shortens requests considerably, at most 900 ms of each second. auto:TIME: the
-    /// same, at most TIME of each second, such as auto:500ms. off: never poll. TIME: always poll for this time.
+    /// auto: poll while that shortens requests considerably, at most 900 ms of each second.
+    /// auto:TIME: the same, at most TIME of each second, such as auto:500ms. off: never poll. TIME:
+    /// always poll for this time.
     #[arg(long, value_name = "auto|off|TIME", help_heading = "Threads and I/O")]
     #[serde(
         default,
@@ -226,8 +233,8 @@ pub struct DiskSpec {
     pub pool: Option<String>,
     /// Register guest memory with io_uring, which makes requests cheaper
     ///
-    /// All of the guest's memory is pinned and counts as locked. Ballooning returns no memory to the host,
-    /// and post-copy migration is not possible.
+    /// All of the guest's memory is pinned and counts as locked. Ballooning returns no memory to
+    /// the host, and post-copy migration is not possible.
     #[arg(long, help_heading = "Threads and I/O")]
     #[serde(default, skip_serializing_if = "is_false")]
     #[schema(extensions(("x-change" = json!("live"))))]
@@ -285,8 +292,8 @@ pub struct DiskSpec {
 
     /// Remote base image, such as https://example.com/base.qcow2
     ///
-    /// https://..., s3://..., an NBD URI, rbd:... or a path. The disk's image has it as its backing image.
-    /// The server fetches it as needed and caches it on this host (see `fathom base`).
+    /// https://..., s3://..., an NBD URI, rbd:... or a path. The disk's image has it as its backing
+    /// image. The server fetches it as needed and caches it on this host (see `fathom base`).
     #[arg(long, value_name = "IMAGE", help_heading = "Remote base image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(extensions(("x-change" = json!("data"))))]
@@ -338,8 +345,8 @@ pub struct DiskSpec {
     pub nbd_move: bool,
     /// Pull the disk from the server of this NBD URI
     ///
-    /// The disk is copied while its guest runs on the other host, and taken over when the guest migrates to
-    /// this host. The other server must serve the disk with --nbd-move.
+    /// The disk is copied while its guest runs on the other host, and taken over when the guest
+    /// migrates to this host. The other server must serve the disk with --nbd-move.
     #[arg(long, value_name = "URI", help_heading = "Move and pull")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(extensions(("x-change" = json!("data"))))]
@@ -373,8 +380,8 @@ pub struct DiskSpec {
 
     /// Filter for all requests, such as throttle:iops-total=500; repeatable
     ///
-    /// NAME or NAME:OPTION=VALUE,... The first filter is the one closest to the guest. `fathom filters` lists
-    /// all filters and their options.
+    /// NAME or NAME:OPTION=VALUE,... The first filter is the one closest to the guest.
+    /// `fathom filters` lists all filters and their options.
     #[arg(long = "filter", value_name = "FILTER", value_parser = filters::parse, help_heading = "Filters and limits")]
     #[serde(
         default,
@@ -387,9 +394,9 @@ pub struct DiskSpec {
 
     /// Raise an alarm when requests take too long, such as p99=5ms; repeatable
     ///
-    /// p99=5ms: the 99th percentile within 10 s; also p50, p90 and p999, and for one operation read:p99=5ms.
-    /// older=10s: a request has been in flight for longer. An alarm is an event of the API, a log line and a
-    /// metric, and names the slowest stage.
+    /// p99=5ms: the 99th percentile within 10 s; also p50, p90 and p999, and for one operation
+    /// read:p99=5ms. older=10s: a request has been in flight for longer. An alarm is an event of
+    /// the API, a log line and a metric, and names the slowest stage.
     #[arg(
         long = "alarm",
         value_name = "ALARM",
@@ -406,7 +413,8 @@ pub struct DiskSpec {
     #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub trace: Option<PathBuf>,
 
-    /// Name of the tenant whose process serves the disk, in a server with tenants [default: the name of the disk]
+    /// Name of the tenant whose process serves the disk, in a server with tenants [default: the
+    /// name of the disk]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$", extensions(("x-change" = json!("fixed"))))]
@@ -463,8 +471,9 @@ impl DiskSpec {
         self
     }
 
-    /// Names the format of the image, as the file of a persistent disk does: a guest may write to a raw disk what
-    /// looks like another format, and the disk is served again when the server restarts.
+    /// Names the format of the image, as the file of a persistent disk does: a guest may write to a
+    /// raw disk what looks like another format, and the disk is served again when the server
+    /// restarts.
     pub fn with_format(mut self) -> DiskSpec {
         self.format.get_or_insert(Format::Raw);
         self

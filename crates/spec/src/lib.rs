@@ -1,5 +1,5 @@
-//! The options of disks and pools, each defined once: for the command line (clap), for configurations and files of disks
-//! (serde), and for the API's description (utoipa).
+//! The options of disks and pools, each defined once: for the command line (clap), for
+//! configurations and files of disks (serde), and for the API's description (utoipa).
 
 mod access;
 mod alarm;

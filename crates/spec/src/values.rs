@@ -62,7 +62,8 @@ pub fn engine() -> impl TypedValueParser<Value = EngineKind> {
     PossibleValuesParser::new(possible(ENGINES)).try_map(|word| word.parse::<EngineKind>())
 }
 
-/// Parses `--format`. The error for a format that Fathom cannot serve says how to convert the image.
+/// Parses `--format`. The error for a format that Fathom cannot serve says how to convert the
+/// image.
 #[derive(Clone)]
 pub struct FormatParser;
 

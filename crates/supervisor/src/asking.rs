@@ -41,7 +41,8 @@ impl Tenants {
         }
     }
 
-    /// Adds a disk, or has its tenant change the disk. The tenant's process checks the request's condition.
+    /// Adds a disk, or has its tenant change the disk. The tenant's process checks the request's
+    /// condition.
     fn put(&mut self, mut ask: Ask, responder: Responder) {
         let Command::Put {
             options,
@@ -213,7 +214,8 @@ impl Tenants {
         Process::start(&tenant.name, &begin, predecessor, group, permits, events)
     }
 
-    /// Starts a tenant's process if the tenant has none, and sends the process the disks that it lacks.
+    /// Starts a tenant's process if the tenant has none, and sends the process the disks that it
+    /// lacks.
     pub(super) fn restore(&mut self, name: &str) {
         let Some(tenant) = self.all.get(name) else {
             return;
@@ -334,7 +336,8 @@ impl Tenants {
         self.all.values().flat_map(|tenant| &tenant.disks)
     }
 
-    /// Sends a command about each disk. For a disk whose tenant does not reply, its last state is used.
+    /// Sends a command about each disk. For a disk whose tenant does not reply, its last state is
+    /// used.
     pub(super) fn ask_all(&mut self, command: Command, told: Told) {
         let listing = Listing::new(told, Instant::now() + LIST);
         let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();

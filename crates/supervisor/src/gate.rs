@@ -1,4 +1,5 @@
-//! The supervisor's end of a tenant's gate: a thread that opens files for the tenant, and reads its log.
+//! The supervisor's end of a tenant's gate: a thread that opens files for the tenant, and reads its
+//! log.
 
 use super::log::Log;
 use super::permits::{Denied, Permits};
@@ -15,7 +16,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time that [`Gate::finish`] waits for the tenant's last log lines. A thread that is opening a file reads none.
+/// Time that [`Gate::finish`] waits for the tenant's last log lines. A thread that is opening a
+/// file reads none.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// A tenant's gate, which a thread serves until the tenant has ended.
@@ -51,8 +53,9 @@ impl Gate {
         started.map(drop).inspect_err(|_| self.0.turn.leave())
     }
 
-    /// Stops receiving requests until [`Gate::go_on`], so that they wait in the socket. A request in progress gets no
-    /// reply after `deadline` while the gate is held: [`Gate::owes_answer`] then returns true.
+    /// Stops receiving requests until [`Gate::go_on`], so that they wait in the socket. A request
+    /// in progress gets no reply after `deadline` while the gate is held: [`Gate::owes_answer`]
+    /// then returns true.
     pub fn hold(&self, deadline: Instant) {
         self.0.turn.now.lock().is_held = true;
         let left = deadline.saturating_duration_since(Instant::now());
@@ -60,7 +63,8 @@ impl Gate {
         now.is_late = now.is_busy;
     }
 
-    /// Whether a request gets no reply while the gate is held. A successor replies to it with an error.
+    /// Whether a request gets no reply while the gate is held. A successor replies to it with an
+    /// error.
     pub fn owes_answer(&self) -> bool {
         self.0.turn.now.lock().is_late
     }
@@ -77,7 +81,8 @@ impl Gate {
         self.0.turn.changed.notify_all();
     }
 
-    /// Waits until the thread has passed on the last lines of a tenant that has ended, with a short timeout.
+    /// Waits until the thread has passed on the last lines of a tenant that has ended, with a short
+    /// timeout.
     pub fn finish(&self) {
         drop(self.0.turn.wait_while(LAST_WORDS, |now| now.is_attended));
     }
@@ -185,7 +190,8 @@ impl Post {
         self.log.lock().finish();
     }
 
-    /// Waits for a message at the gate, or until the log has work to do. True: the tenant has closed the gate.
+    /// Waits for a message at the gate, or until the log has work to do. True: the tenant has
+    /// closed the gate.
     fn wait(&self, is_understood: bool) -> bool {
         let (pipe, within) = self.log.lock().awaited();
         let gate = match is_understood {
@@ -214,8 +220,8 @@ impl Post {
                     Err(denied) => (Err(denied.into()), None),
                 };
                 let file = file.as_ref().map(AsFd::as_fd);
-                // A tenant has one request at a time, so the socket has room for the reply, unless the tenant does not
-                // read.
+                // A tenant has one request at a time, so the socket has room for the reply, unless
+                // the tenant does not read.
                 self.turn.answer(|| self.link.send(&answer, file, false))
             }
             Some((AtGate::Happened(happened), _)) => {
@@ -304,7 +310,8 @@ mod tests {
         let path = PathBuf::from("/nonexistent/".to_owned() + &"x".repeat(4000));
         let want = AtGate::Want(Wanted::Place { path });
         let begun = Instant::now();
-        // The tenant sends requests until they fill the socket, because the gate does not read them any more.
+        // The tenant sends requests until they fill the socket, because the gate does not read them
+        // any more.
         while theirs.send(&want, None, false).is_ok() && begun.elapsed() < Duration::from_secs(5) {}
         gate.hold(Instant::now() + PATIENCE);
         assert!(!gate.owes_answer());

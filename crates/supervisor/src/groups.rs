@@ -8,7 +8,8 @@
 //!     └── ...
 //! ```
 //!
-//! Each hierarchy with a controller that is needed has these groups. Without limits, no groups are created.
+//! Each hierarchy with a controller that is needed has these groups. Without limits, no groups are
+//! created.
 
 mod files;
 mod hierarchy;
@@ -31,7 +32,8 @@ use std::time::Duration;
 const PREFIX: &str = "fathom-tenants-";
 /// Name of a group that tests the limits. No tenant can have this name.
 const PROBE: &str = ":probe";
-/// Number of attempts to remove a group, because a process that has ended may stay in its group for a moment.
+/// Number of attempts to remove a group, because a process that has ended may stay in its group for
+/// a moment.
 const ATTEMPTS: u32 = 20;
 const INSTANT: Duration = Duration::from_millis(1);
 /// Score of a process that the kernel never kills, however much memory it uses.
@@ -54,7 +56,8 @@ struct Place {
 }
 
 impl Groups {
-    /// Creates the groups that these limits need, and tests each limit. The error is one line for the user.
+    /// Creates the groups that these limits need, and tests each limit. The error is one line for
+    /// the user.
     pub fn new(limits: &[Allowance]) -> Result<Groups, String> {
         let mut groups = Groups::default();
         groups.extend(limits)?;
@@ -98,8 +101,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Creates the group for a tenant's next process, and sets its limits. `present`: the group of the tenant's current
-    /// process, if there is one. None: nothing is limited.
+    /// Creates the group for a tenant's next process, and sets its limits. `present`: the group of
+    /// the tenant's current process, if there is one. None: nothing is limited.
     pub fn enter(
         &self,
         tenant: &str,
@@ -281,8 +284,8 @@ fn is_limited(limits: &Allowance, controller: Controller) -> bool {
     }
 }
 
-/// The control group of one tenant, in each hierarchy. When this value is dropped, a group without processes is
-/// removed.
+/// The control group of one tenant, in each hierarchy. When this value is dropped, a group without
+/// processes is removed.
 pub struct Group(Vec<Part>);
 
 struct Part {

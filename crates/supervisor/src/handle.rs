@@ -47,15 +47,16 @@ impl Handle {
         self.pid
     }
 
-    /// Kills the process without waiting. Returns whether the process has ended. A process whose I/O is stuck in the
-    /// kernel may never end.
+    /// Kills the process without waiting. Returns whether the process has ended. A process whose
+    /// I/O is stuck in the kernel may never end.
     pub fn kill(&self) -> bool {
         // (The process may have ended already.)
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         has_ended(&self.pidfd, Instant::now())
     }
 
-    /// Kills the process, and waits for its end, at most until `deadline`. Returns how the process has ended.
+    /// Kills the process, and waits for its end, at most until `deadline`. Returns how the process
+    /// has ended.
     pub fn end(mut self, deadline: Instant) -> String {
         self.kill();
         if !has_ended(&self.pidfd, deadline) {

@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 const HOLD: Duration = Duration::from_secs(2);
 
 impl Tenants {
-    /// Takes over the tenants of a predecessor, which owns their sockets and groups until [`HandoverHost::own`].
+    /// Takes over the tenants of a predecessor, which owns their sockets and groups until
+    /// [`HandoverHost::own`].
     pub fn adopt(
         options: &ServeOptions,
         tenants: Vec<TenantState>,
@@ -47,7 +48,8 @@ impl Tenants {
     }
 
     fn adopt_one(&mut self, state: TenantState, files: &mut Descriptors) -> Result<Tenant, String> {
-        // The process keeps its user, and its replacement gets the user that this program's options choose.
+        // The process keeps its user, and its replacement gets the user that this program's options
+        // choose.
         let user = self.user_of(&state.name)?;
         let mut tenant = Tenant::new(state.name, user);
         let process = state.process;

@@ -1,13 +1,15 @@
-//! The supervisor: the host of tenants' disks, with a process for each tenant. The supervisor has the permissions, the
-//! names and the sockets. The supervisor maps no guest memory and reads no image.
+//! The supervisor: the host of tenants' disks, with a process for each tenant. The supervisor has
+//! the permissions, the names and the sockets. The supervisor maps no guest memory and reads no
+//! image.
 //!
 //! - `process` starts a tenant's process, and `handle` is its pidfd;
 //! - `gate` opens files for the process, which `permits` allows; `log` passes its log lines on;
 //! - `tenant` is the state of a tenant: its disks, and the commands in progress;
 //! - `users` chooses the user of the process, and `groups` enforces its limits;
-//! - `asking` sends commands and receives replies, which `reply` checks; `listing` collects the replies of all tenants,
-//!   and `relayed` checks events;
-//! - `handover` hands the tenants over to another supervisor, and `renewal` replaces their processes, in `turns`.
+//! - `asking` sends commands and receives replies, which `reply` checks; `listing` collects the
+//!   replies of all tenants, and `relayed` checks events;
+//! - `handover` hands the tenants over to another supervisor, and `renewal` replaces their
+//!   processes, in `turns`.
 
 mod asking;
 mod gate;
@@ -51,7 +53,8 @@ use tenant::{Replacement, Said, Tenant};
 use turns::Turns;
 use users::Register;
 
-/// Maximum number of messages, and of their bytes, that are read from a tenant before the next tenant's turn.
+/// Maximum number of messages, and of their bytes, that are read from a tenant before the next
+/// tenant's turn.
 const BATCH: usize = 64;
 const BATCH_BYTES: usize = 256 << 10;
 

@@ -28,7 +28,8 @@ impl Listing {
         }
     }
 
-    /// Returns the responder of the next disk. The disk's reply replaces the `known` reply; an error does not.
+    /// Returns the responder of the next disk. The disk's reply replaces the `known` reply; an
+    /// error does not.
     pub fn place(&self, index: usize, known: Option<Reply>) -> Responder {
         let places = self.places.clone();
         lock(&places).push((known, false));
@@ -39,7 +40,8 @@ impl Listing {
         })
     }
 
-    /// Passes the replies on if all tenants have replied, or at the timeout. Returns whether that is done.
+    /// Passes the replies on if all tenants have replied, or at the timeout. Returns whether that
+    /// is done.
     pub fn tell(&mut self, now: Instant) -> bool {
         let mut places = lock(&self.places);
         if now < self.until && !places.iter().all(|(_, is_answered)| *is_answered) {

@@ -1,8 +1,10 @@
-//! Passes what a tenant writes to its standard error on to the supervisor's. Each line names its tenant and cannot be
-//! confused with other lines. The rate of lines is limited, to leave room for other lines.
+//! Passes what a tenant writes to its standard error on to the supervisor's. Each line names its
+//! tenant and cannot be confused with other lines. The rate of lines is limited, to leave room for
+//! other lines.
 //!
-//! All output is read, so that a tenant waits at most for a pause here. Lines beyond the limit wait. The last of them
-//! are kept, so that the log has what a tenant writes before it ends, and the others are dropped and counted.
+//! All output is read, so that a tenant waits at most for a pause here. Lines beyond the limit
+//! wait. The last of them are kept, so that the log has what a tenant writes before it ends, and
+//! the others are dropped and counted.
 
 use fathom_host::stderr;
 use fathom_metrics::one_line;
@@ -20,7 +22,8 @@ use std::time::{Duration, Instant};
 const LINE: usize = 1024;
 /// Number of lines that a tenant which was silent for a while may write at once.
 const BURST: u32 = 256;
-/// Time after which a tenant may write one more line. A tenant over its limit is not read for this time, either.
+/// Time after which a tenant may write one more line. A tenant over its limit is not read for this
+/// time, either.
 const EACH: Duration = Duration::from_millis(50);
 /// Time after which dropped lines are reported.
 const TELL: Duration = Duration::from_secs(5);
@@ -73,7 +76,8 @@ impl Log {
         }
     }
 
-    /// Writes what has been read, even an incomplete line, and returns the pipe for a successor of this supervisor.
+    /// Writes what has been read, even an incomplete line, and returns the pipe for a successor of
+    /// this supervisor.
     pub fn hand_over(&mut self) -> Option<Arc<OwnedFd>> {
         self.say_all(&mut leave);
         self.pipe.clone()

@@ -1,4 +1,5 @@
-//! The permissions of a tenant: the files and connections that the definitions of its disks name, and no others.
+//! The permissions of a tenant: the files and connections that the definitions of its disks name,
+//! and no others.
 
 use fathom_files::gate::{self, Got, Refused, Wanted};
 use fathom_files::lasting::lasting_id;
@@ -37,8 +38,8 @@ struct Permit {
     is_resolved: bool,
     /// Paths of the files that the image's layers name.
     found: Vec<PathBuf>,
-    /// Whether the disk is being opened, so that all of its files may be opened. Afterwards, the process has what it
-    /// needs, and a compromised process gets no further files.
+    /// Whether the disk is being opened, so that all of its files may be opened. Afterwards, the
+    /// process has what it needs, and a compromised process gets no further files.
     is_opening: bool,
     /// Options to which the disk is being changed, and for which its files may be opened again.
     change: Option<DiskSpec>,
@@ -49,8 +50,8 @@ struct Permit {
     bases: Vec<Instant>,
 }
 
-/// Maximum number of connections to keepers in this time. Each connection uses resources of a keeper that other servers
-/// need, too.
+/// Maximum number of connections to keepers in this time. Each connection uses resources of a
+/// keeper that other servers need, too.
 const MAX_BASES: usize = 30;
 const WHILE: Duration = Duration::from_secs(60);
 
@@ -179,8 +180,8 @@ impl Permits {
         }
     }
 
-    /// Determines the paths of images without symbolic links. A file system may never reply, so the calling thread must
-    /// have nothing else to do. No lock is held meanwhile.
+    /// Determines the paths of images without symbolic links. A file system may never reply, so the
+    /// calling thread must have nothing else to do. No lock is held meanwhile.
     fn resolve(&self) {
         let disks = self.0.lock();
         let unresolved = disks.iter().filter(|(_, permit)| !permit.is_resolved);
@@ -207,7 +208,8 @@ impl Permits {
         }
     }
 
-    /// Records a file that was found, so that the tenant may later check whether the file still exists.
+    /// Records a file that was found, so that the tenant may later check whether the file still
+    /// exists.
     fn has_found(&self, wanted: &Wanted, path: &Path) {
         let mut disks = self.0.lock();
         let all = disks.values_mut().filter(|permit| permit.allows(wanted));
@@ -294,8 +296,8 @@ impl Permits {
         }
     }
 
-    /// Rejects an image that a newer one has superseded, or removes its mark, as the disk's options say. The tenant's
-    /// process may not have the rights to read or remove the mark.
+    /// Rejects an image that a newer one has superseded, or removes its mark, as the disk's options
+    /// say. The tenant's process may not have the rights to read or remove the mark.
     fn take_mark(&self, wanted: &Wanted, path: &Path, file: &File) -> Result<(), Refused> {
         let image = superseded::Image {
             location: &path.to_string_lossy(),

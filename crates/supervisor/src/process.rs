@@ -28,13 +28,14 @@ pub struct Process {
     is_killed: bool,
     /// The process's control group. None: it has no limits.
     pub group: Option<Arc<Group>>,
-    /// Number of processes in that group that the kernel had killed when this process was started or taken over.
+    /// Number of processes in that group that the kernel had killed when this process was started
+    /// or taken over.
     kills: u64,
 }
 
 impl Process {
-    /// Starts a process of this tenant, with `begin` as its first message. `predecessor`: a socket to the process that
-    /// hands over its disks.
+    /// Starts a process of this tenant, with `begin` as its first message. `predecessor`: a socket
+    /// to the process that hands over its disks.
     pub fn start(
         name: &str,
         begin: &ToTenant,
@@ -88,7 +89,8 @@ impl Process {
         self.handle.pid()
     }
 
-    /// A file descriptor that is readable when there is a message on the link, or when a killed process has ended.
+    /// A file descriptor that is readable when there is a message on the link, or when a killed
+    /// process has ended.
     pub fn event(&self) -> BorrowedFd<'_> {
         match self.is_killed {
             true => self.handle.as_fd(),
@@ -106,13 +108,14 @@ impl Process {
         self.handle.kill()
     }
 
-    /// Kills the process unless it has ended, and waits for its end, at most for [`DIE`]. Returns how the process has
-    /// ended.
+    /// Kills the process unless it has ended, and waits for its end, at most for [`DIE`]. Returns
+    /// how the process has ended.
     pub fn end(self) -> String {
         self.end_by(Instant::now() + DIE)
     }
 
-    /// Kills the process, and waits for its end, at most until `deadline`. Returns how the process has ended.
+    /// Kills the process, and waits for its end, at most until `deadline`. Returns how the process
+    /// has ended.
     pub fn end_by(self, deadline: Instant) -> String {
         let how = self.handle.end(deadline);
         self.gate.finish();

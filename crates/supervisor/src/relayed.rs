@@ -1,8 +1,8 @@
 //! Checks events of tenants, which are shown to everybody who watches the server.
 //!
-//! A tenant reports events of its own disks, and errors under its own name. A tenant cannot report that the server has
-//! reloaded its configuration, or that another tenant was restarted. A tenant that reports too many events loses its
-//! own events, not those of others.
+//! A tenant reports events of its own disks, and errors under its own name. A tenant cannot report
+//! that the server has reloaded its configuration, or that another tenant was restarted. A tenant
+//! that reports too many events loses its own events, not those of others.
 
 use fathom_metrics::Happened;
 use fathom_metrics::one_line;
@@ -37,7 +37,8 @@ impl Relay {
         }
     }
 
-    /// Calls `tell` with the part of an event that others may see. `has`: whether the tenant has a disk.
+    /// Calls `tell` with the part of an event that others may see. `has`: whether the tenant has a
+    /// disk.
     pub fn pass(
         &mut self,
         happened: Happened,

@@ -8,9 +8,10 @@
 //! HandedOver ─────────►                 ◄───────────── Serving
 //! ```
 //!
-//! If the handover fails, the old process has the new one killed (`EndSuccessor`, `GoOn`), and sends `Stays`. If the
-//! old process ends, the new one knows whether it has everything, and serves or ends. Therefore the supervisor kills no
-//! process that could be the only one with the disks, except after a timeout.
+//! If the handover fails, the old process has the new one killed (`EndSuccessor`, `GoOn`), and
+//! sends `Stays`. If the old process ends, the new one knows whether it has everything, and serves
+//! or ends. Therefore the supervisor kills no process that could be the only one with the disks,
+//! except after a timeout.
 
 use super::Tenants;
 use super::log::shown;
@@ -31,8 +32,8 @@ use std::time::{Duration, Instant};
 const AT_ONCE: usize = 4;
 /// Timeout for replies to commands that were sent before a replacement.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time within which an old process must report its handover after the new one serves, or that it continues after the
-/// new one has ended.
+/// Time within which an old process must report its handover after the new one serves, or that it
+/// continues after the new one has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 impl Tenants {
@@ -47,7 +48,8 @@ impl Tenants {
         while self.begin_next() {}
     }
 
-    /// Begins the next replacement. Returns false if the next one must wait, or if no tenant is left.
+    /// Begins the next replacement. Returns false if the next one must wait, or if no tenant is
+    /// left.
     fn begin_next(&mut self) -> bool {
         let is_replaced = |tenant: &&Tenant| tenant.replacement.is_some();
         let count = self.all.values().filter(is_replaced).count();
@@ -95,7 +97,8 @@ impl Tenants {
         let Some(tenant) = self.all.get(name) else {
             return Ok(());
         };
-        // The new process gets permissions of its own, for the disks' current options, not those of the old process.
+        // The new process gets permissions of its own, for the disks' current options, not those of
+        // the old process.
         let permits: Arc<Permits> = Arc::default();
         let there = tenant.disks.iter().filter(|disk| disk.is_there);
         there.for_each(|disk| permits.begin(&disk.table, disk.listener.clone()));

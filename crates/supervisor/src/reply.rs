@@ -1,7 +1,9 @@
-//! Reads replies of tenants. Each reply is parsed as the type that its command expects, and as nothing else.
+//! Reads replies of tenants. Each reply is parsed as the type that its command expects, and as
+//! nothing else.
 //!
-//! A tenant's process may be under the control of its guest. The supervisor takes names, paths, owners and
-//! sizes from its own records and from what it asked, and all texts are made safe to show.
+//! A tenant's process may be under the control of its guest. The supervisor takes names, paths,
+//! owners and sizes from its own records and from what it asked, and all texts are made safe to
+//! show.
 
 use super::log::shown;
 use fathom_control::SwitchTo;
@@ -21,7 +23,8 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum number of requests in a list of slow ones.
 const MAX_SLOW: usize = 256;
-/// Number of bytes by which a disk may become larger than requested, because its size is rounded up to a block.
+/// Number of bytes by which a disk may become larger than requested, because its size is rounded up
+/// to a block.
 const MAX_BLOCK: u64 = 64 << 10;
 
 /// The supervisor's records of the disk that a reply is about.
@@ -33,7 +36,8 @@ pub struct Known<'a> {
     pub limits: Option<TenantLimits>,
 }
 
-/// Rejects commands that no tenant's process can carry out: a reply that reports success would be false.
+/// Rejects commands that no tenant's process can carry out: a reply that reports success would be
+/// false.
 pub fn refuse(command: &Command, name: &str) -> Result<(), RequestError> {
     let conflict =
         |problem: &str| Err(ErrorKind::Conflict.because(format!("disk '{name}': {problem}")));
@@ -69,8 +73,8 @@ struct State {
     state: Info,
 }
 
-/// Reads the reply to `command`, a whole message. `is_new`: whether the command adds the disk. A reply of another type
-/// is an error, as if the command had failed.
+/// Reads the reply to `command`, a whole message. `is_new`: whether the command adds the disk. A
+/// reply of another type is an error, as if the command had failed.
 pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>) -> Answer {
     let text = &message[..];
     match command {
@@ -212,7 +216,8 @@ fn disk(
     .into())
 }
 
-/// Only checks the reply, and keeps its text: measurements are large, so another thread reads them later.
+/// Only checks the reply, and keeps its text: measurements are large, so another thread reads them
+/// later.
 fn measured(known: &Known<'_>, message: Vec<u8>) -> Answer {
     parse::<IgnoredAny>(known, &message)?;
     let message = String::from_utf8(message);

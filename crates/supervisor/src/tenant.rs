@@ -24,7 +24,8 @@ use std::time::{Duration, Instant};
 /// Time that a process may take to end in addition to its disks' time.
 pub const MARGIN: Duration = Duration::from_secs(2);
 
-/// A process that ends after this time is started again at once. Others are started after a pause, which becomes longer.
+/// A process that ends after this time is started again at once. Others are started after a pause,
+/// which becomes longer.
 const LIVES: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -168,7 +169,8 @@ impl Tenant {
         self.disks.iter_mut().find(|disk| disk.table.name == name)
     }
 
-    /// Returns whether the disk is being added, restored or removed. None: no such command is in progress.
+    /// Returns whether the disk is being added, restored or removed. None: no such command is in
+    /// progress.
     pub fn is_changing(&self, name: &str) -> Option<What> {
         let mut changes = self
             .asked
@@ -209,7 +211,8 @@ impl Tenant {
         self.asked.values().filter_map(Asked::expires).min()
     }
 
-    /// Takes the commands whose replies are late, or with `all` every command. Later replies to them are ignored.
+    /// Takes the commands whose replies are late, or with `all` every command. Later replies to
+    /// them are ignored.
     pub fn take_expired(&mut self, now: Instant, all: bool) -> Vec<Asked> {
         let is_over = |asked: &Asked| all || asked.expires().is_some_and(|at| at <= now);
         let asked = std::mem::take(&mut self.asked).into_iter();
@@ -218,7 +221,8 @@ impl Tenant {
         over.into_values().collect()
     }
 
-    /// Sends a command. While the process is being replaced, the command waits. Without a process, the command fails.
+    /// Sends a command. While the process is being replaced, the command waits. Without a process,
+    /// the command fails.
     pub fn ask(&mut self, asked: Asked) {
         let number = self.next;
         self.next += 1;
@@ -364,8 +368,8 @@ impl Tenant {
         self.ending.as_ref()
     }
 
-    /// Stops waiting for the end of a killed process. The locks of its images keep another process from using them before
-    /// its last I/O has ended.
+    /// Stops waiting for the end of a killed process. The locks of its images keep another process
+    /// from using them before its last I/O has ended.
     pub fn stop_waiting_for_end(&mut self) -> Option<Process> {
         let ending = self.ending.take();
         if ending.is_some() {
@@ -374,8 +378,8 @@ impl Tenant {
         ending
     }
 
-    /// Kills a process that has ended or misbehaves. The process's commands fail, and another process is started after
-    /// its end.
+    /// Kills a process that has ended or misbehaves. The process's commands fail, and another
+    /// process is started after its end.
     pub fn lose_process(&mut self, mut process: Process) {
         process.kill();
         self.ending = Some(process);
@@ -416,7 +420,8 @@ impl Tenant {
         true
     }
 
-    /// Time of the next start of its process, or of the next attempt to open its disks, unless another process takes over.
+    /// Time of the next start of its process, or of the next attempt to open its disks, unless
+    /// another process takes over.
     pub fn restarts(&self) -> Option<Instant> {
         self.restart.filter(|_| self.replacement.is_none())
     }

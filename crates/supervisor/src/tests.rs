@@ -1,4 +1,5 @@
-//! A supervisor with one tenant, whose process is played by the test: it has the other ends of the sockets.
+//! A supervisor with one tenant, whose process is played by the test: it has the other ends of the
+//! sockets.
 
 use super::*;
 use fathom_control::ErrorKind;

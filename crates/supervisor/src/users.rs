@@ -3,7 +3,8 @@
 use fathom_host::users::{User, Users};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A tenant keeps its user while the server runs, and in most cases also after a restart with the same tenants.
+/// A tenant keeps its user while the server runs, and in most cases also after a restart with the
+/// same tenants.
 pub struct Register {
     users: Option<Users>,
     /// Users of the range that are in use, by tenant.
@@ -28,8 +29,8 @@ impl Register {
         }
     }
 
-    /// Returns a tenant's user. None: processes run as the supervisor's user. `has_process`: whether a tenant has a
-    /// process, in which case its user is not given to another tenant.
+    /// Returns a tenant's user. None: processes run as the supervisor's user. `has_process`:
+    /// whether a tenant has a process, in which case its user is not given to another tenant.
     pub fn user_of(
         &mut self,
         tenant: &str,

@@ -32,7 +32,8 @@ fn through(filter: &str) -> Verdict {
 
 #[test]
 fn a_filter_that_holds_requests_is_named() {
-    // A guest that waits for a CPU for longer than the filter holds its requests is limited by that.
+    // A guest that waits for a CPU for longer than the filter holds its requests is limited by
+    // that.
     outrank_other_programs();
     for (filter, name) in [
         ("throttle:iops-total=50", "throttle"),

@@ -92,8 +92,8 @@ fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
     written.verify_on_host(&there.image.flat());
 }
 
-/// If a process of the other host is killed before the guest has arrived, the guest continues at the
-/// source.
+/// If a process of the other host is killed before the guest has arrived, the guest continues at
+/// the source.
 #[test]
 fn a_guest_whose_move_is_interrupted_goes_on_where_it_is() {
     let moves = Moves::new(false);

@@ -28,8 +28,8 @@ struct SaveArgs {
 
     /// File to create, such as monday.qcow2
     ///
-    /// A full backup can also go to rbd:POOL/IMAGE, which is created, to an NBD URI, whose disk is overwritten,
-    /// or with --archive to the image of this name in the archive.
+    /// A full backup can also go to rbd:POOL/IMAGE, which is created, to an NBD URI, whose disk is
+    /// overwritten, or with --archive to the image of this name in the archive.
     #[arg(value_name = "FILE")]
     file: OsString,
 
@@ -66,9 +66,9 @@ struct Item {
 
 /// Make a full backup of a disk
 ///
-/// FILE appears when the backup is complete and durable; until then an older file of this name stays. If the
-/// backup fails, an image on Ceph is removed again. A disk on an NBD server is incomplete until the backup
-/// is done.
+/// FILE appears when the backup is complete and durable; until then an older file of this name
+/// stays. If the backup fails, an image on Ceph is removed again. A disk on an NBD server is
+/// incomplete until the backup is done.
 #[derive(Args, Debug)]
 pub struct FullArgs {
     /// Format of the backup: qcow2, raw, qed or luks
@@ -84,8 +84,8 @@ pub struct FullArgs {
 
     /// Archive to write to: a directory or s3://BUCKET/PREFIX
     ///
-    /// Data that is already in the archive is not stored again (see `fathom img archive`). FILE is the name of
-    /// the image in the archive.
+    /// Data that is already in the archive is not stored again (see `fathom img archive`). FILE is
+    /// the name of the image in the archive.
     #[arg(long, help_heading = "Target", conflicts_with_all = ["target_format", "options", "compress", "verify", "keys"])]
     archive: Option<String>,
 
@@ -190,9 +190,10 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
 
 /// Make an incremental backup: save what has changed since the last backup
 ///
-/// FILE is a qcow2 image whose backing image is the last backup; both together are the disk as of now. The
-/// dirty bitmap records the changes and advances to this backup when it is durable. A failed backup changes
-/// nothing. If the bitmap is not reliable (`fathom bitmap list` shows why), the backup has all data.
+/// FILE is a qcow2 image whose backing image is the last backup; both together are the disk as of
+/// now. The dirty bitmap records the changes and advances to this backup when it is durable. A
+/// failed backup changes nothing. If the bitmap is not reliable (`fathom bitmap list` shows why),
+/// the backup has all data.
 #[derive(Args, Debug)]
 pub struct IncrementalArgs {
     /// Dirty bitmap of the series, as for `fathom backup full --bitmap`

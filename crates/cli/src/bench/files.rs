@@ -10,8 +10,8 @@ use fathom_load::files::{Options, Part, Weights};
 pub struct FilesArgs {
     /// Load on a mounted file system
     ///
-    /// The load creates, opens, reads, appends to and deletes files in a new directory in PATH, and removes the
-    /// directory at the end.
+    /// The load creates, opens, reads, appends to and deletes files in a new directory in PATH, and
+    /// removes the directory at the end.
     #[arg(
         long,
         value_enum,

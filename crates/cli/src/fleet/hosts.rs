@@ -21,8 +21,8 @@ const MAX_FILE: u64 = 16 << 20;
 pub struct Hosts {
     /// Hosts: a file, a DNS name, or a list such as host1,host2:9000
     ///
-    /// A file has one HOST or HOST:PORT per line, and comments start with #. A DNS name stands for all its
-    /// addresses. [default port: 9826]
+    /// A file has one HOST or HOST:PORT per line, and comments start with #. A DNS name stands for
+    /// all its addresses. [default port: 9826]
     #[arg(long, value_name = "FILE|DNS|HOST,...")]
     hosts: String,
 

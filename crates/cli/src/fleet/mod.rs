@@ -15,8 +15,8 @@ use hosts::Hosts;
 
 /// Show the disks of many hosts
 ///
-/// The command connects by TLS to the address of `fathom serve --api-listen` on each host. Hosts that do not
-/// respond are named, and the others are shown.
+/// The command connects by TLS to the address of `fathom serve --api-listen` on each host. Hosts
+/// that do not respond are named, and the others are shown.
 #[derive(Args, Debug)]
 pub struct FleetCommand {
     #[command(subcommand)]
@@ -32,8 +32,8 @@ enum Command {
 
 /// Show the load and latency of the disks of all hosts, live
 ///
-/// The screen is that of `fathom top`. The first line has percentiles of all requests together. --sort p99
-/// shows the slowest disks first.
+/// The screen is that of `fathom top`. The first line has percentiles of all requests together.
+/// --sort p99 shows the slowest disks first.
 #[derive(Args, Debug)]
 struct TopArgs {
     #[command(flatten)]

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 /// Show where the requests of all hosts spent their time, and the slowest disks
 ///
-/// Histograms are merged: a percentile is that of all requests together. The figures cover the time since
-/// each disk was added, or with --watch each interval.
+/// Histograms are merged: a percentile is that of all requests together. The figures cover the time
+/// since each disk was added, or with --watch each interval.
 #[derive(Args, Debug)]
 pub struct StatsArgs {
     #[command(flatten)]

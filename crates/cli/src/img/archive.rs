@@ -23,7 +23,8 @@ pub(super) struct StripeArgs {
     stripe_size: u32,
     /// File with the ranges that a boot reads first, in their order
     ///
-    /// A line of the file is a range of the disk in bytes, `OFFSET LENGTH`. `fathom base profile` prints such a file.
+    /// A line of the file is a range of the disk in bytes, `OFFSET LENGTH`. `fathom base profile`
+    /// prints such a file.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// Replace an existing image or manifest of this name
@@ -87,8 +88,8 @@ pub(super) struct ArchiveArgs {
     list: bool,
     /// Image, archive, and the image's name in the archive; with --list only the archive
     ///
-    /// The image is a file, a device, rbd:POOL/IMAGE, an NBD URI, or - for standard input. The archive is a
-    /// directory or s3://BUCKET/PREFIX.
+    /// The image is a file, a device, rbd:POOL/IMAGE, an NBD URI, or - for standard input. The
+    /// archive is a directory or s3://BUCKET/PREFIX.
     #[arg(value_name = "IMAGE ARCHIVE NAME", required = true)]
     words: Vec<OsString>,
 }

@@ -14,8 +14,8 @@ use std::process::Command;
 
 /// Measure sequential reads or writes of an image
 ///
-/// The command serves the image at a temporary vhost-user socket, and runs `fathom bench` as the client of this
-/// socket. For other loads, use `fathom serve --run` with `fathom bench`.
+/// The command serves the image at a temporary vhost-user socket, and runs `fathom bench` as the
+/// client of this socket. For other loads, use `fathom serve --run` with `fathom bench`.
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {
     /// Number of requests

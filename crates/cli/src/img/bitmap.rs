@@ -13,8 +13,8 @@ use std::path::PathBuf;
 
 /// Change or list the dirty bitmaps of an image
 ///
-/// A dirty bitmap records which parts of the disk are written. qcow2 images contain their bitmaps. The bitmaps
-/// of other images are separate files, for which a command has only one action.
+/// A dirty bitmap records which parts of the disk are written. qcow2 images contain their bitmaps.
+/// The bitmaps of other images are separate files, for which a command has only one action.
 #[derive(Debug, Args)]
 pub(super) struct BitmapArgs {
     #[command(flatten)]
@@ -24,8 +24,8 @@ pub(super) struct BitmapArgs {
     list: bool,
     /// With --add: bytes per bit, a power of two from 512 to 2G
     ///
-    /// [default: the size of a cluster, but at least 4k and at most 64k; in separate files 64k, and more for very
-    /// large disks]
+    /// [default: the size of a cluster, but at least 4k and at most 64k; in separate files 64k, and
+    /// more for very large disks]
     #[arg(short, long, value_parser = parse_size, requires = "add", value_name = "SIZE")]
     granularity: Option<u64>,
     /// With --merge: image with the bitmap SOURCE [default: FILE]

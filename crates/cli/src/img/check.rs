@@ -22,8 +22,8 @@ const CACHES: [&str; 6] = [
 
 /// Check and repair an image's metadata
 ///
-/// Exit status: 0 no problem; 1 not checked; 2 corrupt; 3 leaked clusters, which do no harm; 63 the format has
-/// nothing to check.
+/// Exit status: 0 no problem; 1 not checked; 2 corrupt; 3 leaked clusters, which do no harm; 63 the
+/// format has nothing to check.
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
     /// Free leaked clusters, or repair all problems

@@ -43,8 +43,8 @@ pub(super) struct DataFileArg {
 pub(crate) struct KeysArg {
     /// Key of encrypted images, such as file:disk.key; repeatable
     ///
-    /// file:PATH, credential:NAME (a credential of systemd), fd:N, or command:PROGRAM, which prints the key. The
-    /// keys unlock existing images. The first key encrypts new images.
+    /// file:PATH, credential:NAME (a credential of systemd), fd:N, or command:PROGRAM, which prints
+    /// the key. The keys unlock existing images. The first key encrypts new images.
     #[arg(long = "key", value_name = "SOURCE")]
     keys: Vec<KeySource>,
     #[arg(skip)]
@@ -98,7 +98,8 @@ impl LookArgs {
 /// Options of commands that inspect a backing chain.
 #[derive(Debug, Args)]
 pub(super) struct LookDeepArgs {
-    /// Directory with backing files that images may name; repeatable [default: the directory of the image]
+    /// Directory with backing files that images may name; repeatable [default: the directory of the
+    /// image]
     #[arg(long = "allow-dir", value_name = "DIR")]
     pub(super) allow_dirs: Vec<PathBuf>,
     #[command(flatten)]

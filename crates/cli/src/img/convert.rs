@@ -21,8 +21,8 @@ use std::path::PathBuf;
 pub(super) struct ConvertArgs {
     /// Sources, then the target: files, devices, rbd:POOL/IMAGE, NBD URIs or -
     ///
-    /// The name - means standard input or standard output. The target gets the concatenated data of several
-    /// sources. A target on an NBD server needs --no-create.
+    /// The name - means standard input or standard output. The target gets the concatenated data of
+    /// several sources. A target on an NBD server needs --no-create.
     #[arg(value_name = "SOURCE TARGET")]
     files: Vec<OsString>,
 
@@ -55,8 +55,8 @@ pub(super) struct ConvertArgs {
     compress: bool,
     /// Backing image of the target
     ///
-    /// Only the data of the source itself is copied. The data of the source's backing images must be in this
-    /// image.
+    /// Only the data of the source itself is copied. The data of the source's backing images must
+    /// be in this image.
     #[arg(short = 'B', long, value_name = "PATH", help_heading = "Target")]
     backing: Option<String>,
     /// Format of the backing image
@@ -74,7 +74,8 @@ pub(super) struct ConvertArgs {
     sparse_size: u64,
     /// Write the target from its first byte to its last (raw and qcow2)
     ///
-    /// For named pipes and other files that cannot seek. Standard output is always written in this way.
+    /// For named pipes and other files that cannot seek. Standard output is always written in this
+    /// way.
     #[arg(long, help_heading = "Target")]
     to_stream: bool,
     /// Write to an existing target

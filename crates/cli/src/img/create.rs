@@ -19,7 +19,8 @@ pub(super) struct CreateArgs {
     format: Format,
     /// Backing image, such as base.qcow2
     ///
-    /// The image contains the path as given: an absolute path, or relative to the directory of the image.
+    /// The image contains the path as given: an absolute path, or relative to the directory of the
+    /// image.
     #[arg(short, long, value_name = "PATH")]
     backing: Option<String>,
     /// Format of the backing image

@@ -27,9 +27,9 @@ pub(super) struct DdArgs {
     opts: ImageOptsArg,
     /// if=SOURCE of=TARGET, and bs=SIZE, skip=BLOCKS or count=BLOCKS
     ///
-    /// SOURCE and TARGET are as for convert; - is standard input or standard output. bs is the size of a block in
-    /// bytes [default: 512]. skip is the number of blocks to skip at the beginning of the source. count is the
-    /// maximum number of blocks to copy.
+    /// SOURCE and TARGET are as for convert; - is standard input or standard output. bs is the size
+    /// of a block in bytes [default: 512]. skip is the number of blocks to skip at the beginning of
+    /// the source. count is the maximum number of blocks to copy.
     #[arg(value_name = "NAME=VALUE", required = true)]
     operands: Vec<OsString>,
 }

@@ -11,13 +11,14 @@ use std::path::PathBuf;
 
 /// Change or remove the backing image of an image
 ///
-/// The command copies data into the image where the backing images differ, so that the disk stays the same.
-/// With --backing-unsafe it changes only the name.
+/// The command copies data into the image where the backing images differ, so that the disk stays
+/// the same. With --backing-unsafe it changes only the name.
 #[derive(Debug, Args)]
 pub(super) struct RebaseArgs {
     /// New backing image, or "" for none
     ///
-    /// The image contains the path as given: an absolute path, or relative to the directory of the image.
+    /// The image contains the path as given: an absolute path, or relative to the directory of the
+    /// image.
     #[arg(short, long, value_name = "PATH")]
     backing: String,
     /// Format of the new backing image

@@ -28,7 +28,8 @@ const GATEWAY_TIMEOUT: u16 = 504;
 
 /// Add or remove the disks of a libvirt domain
 ///
-/// libvirt's hook /etc/libvirt/hooks/qemu.d/fathom runs this command, with the domain's XML on standard input.
+/// libvirt's hook /etc/libvirt/hooks/qemu.d/fathom runs this command, with the domain's XML on
+/// standard input.
 #[derive(Args, Debug)]
 pub struct LibvirtHookArgs {
     /// Name of the domain

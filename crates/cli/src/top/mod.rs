@@ -45,9 +45,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Show the load and latency of all disks, live
 ///
-/// The table shows throughput, latency, the time in each stage, and what limits each disk. On a terminal, h
-/// shows the keys, and Enter shows one disk with a heat map of its latencies. Otherwise the command prints
-/// each interval as text.
+/// The table shows throughput, latency, the time in each stage, and what limits each disk. On a
+/// terminal, h shows the keys, and Enter shows one disk with a heat map of its latencies. Otherwise
+/// the command prints each interval as text.
 #[derive(Args, Debug)]
 pub struct TopArgs {
     /// Show only this disk, or the server with this process id or API socket [default: all]

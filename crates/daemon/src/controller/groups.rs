@@ -1,6 +1,7 @@
 //! Throttle groups: disks that share limits, which are changed for all of them at once.
 //!
-//! A group exists while a disk has a filter that names the group, and has no state besides these filters.
+//! A group exists while a disk has a filter that names the group, and has no state besides these
+//! filters.
 
 use super::Controller;
 use fathom_control::Request::SetFilter;
@@ -37,8 +38,8 @@ impl Controller {
         });
     }
 
-    /// Changes the limits of all groups with this name: each tenant may have one. Changes each disk, so that the files of
-    /// persistent disks have the new limits.
+    /// Changes the limits of all groups with this name: each tenant may have one. Changes each
+    /// disk, so that the files of persistent disks have the new limits.
     pub(super) fn set_group(
         &mut self,
         name: String,
@@ -60,8 +61,9 @@ impl Controller {
         });
     }
 
-    /// Changes the next disk of a group, after those that are `done`, and replies with the group after the last disk. The
-    /// first error ends the change. Options that are invalid fail at the first disk, so that nothing has changed then.
+    /// Changes the next disk of a group, after those that are `done`, and replies with the group
+    /// after the last disk. The first error ends the change. Options that are invalid fail at the
+    /// first disk, so that nothing has changed then.
     fn set_next(
         &mut self,
         mut left: VecDeque<Member>,

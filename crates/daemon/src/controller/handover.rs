@@ -24,7 +24,8 @@ pub struct Upgrade {
 
 /// Time in which operations in progress must end before an upgrade.
 const SETTLE: Duration = Duration::from_secs(20);
-/// Number of times that outstanding commands are given up after that: more than any operation has commands.
+/// Number of times that outstanding commands are given up after that: more than any operation has
+/// commands.
 const GIVEN_UP: usize = 16;
 
 impl Controller {
@@ -64,8 +65,8 @@ impl Controller {
         Some(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Returns the requested upgrade when no operation is in progress any more. An upgrade that has waited for too long
-    /// fails.
+    /// Returns the requested upgrade when no operation is in progress any more. An upgrade that has
+    /// waited for too long fails.
     pub fn take_upgrade(&mut self) -> Option<Upgrade> {
         if self.is_settled() && self.host.is_settled() {
             return self.upgrade.take();
@@ -76,8 +77,9 @@ impl Controller {
             .as_ref()
             .is_some_and(|upgrade| upgrade.until <= now)
         {
-            // Processes that do not respond stay as they are. An operation of several commands then sends its
-            // next command, which the next round gives up. Commands that arrive meanwhile are given up, too.
+            // Processes that do not respond stay as they are. An operation of several commands then
+            // sends its next command, which the next round gives up. Commands that arrive meanwhile
+            // are given up, too.
             for _ in 0..GIVEN_UP {
                 self.host.give_up_commands();
                 self.take_steps();
@@ -104,7 +106,8 @@ impl Controller {
         self.host.handover_host()
     }
 
-    /// Returns the state that a successor gets: the disks, which do not change from now on, and their definitions.
+    /// Returns the state that a successor gets: the disks, which do not change from now on, and
+    /// their definitions.
     pub fn give(&mut self) -> Result<Given, String> {
         let handover_host = self.host.handover_host().map_err(|error| error.text)?;
         let mut given = handover_host.give()?;
@@ -123,7 +126,8 @@ impl Controller {
         Ok(given)
     }
 
-    /// Continues where a predecessor stops. The directory of its persistent disks comes with its lock.
+    /// Continues where a predecessor stops. The directory of its persistent disks comes with its
+    /// lock.
     pub fn take(
         &mut self,
         origins: BTreeMap<String, Definition>,

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const OPEN: Duration = Duration::from_secs(10);
 
 impl Controller {
-    /// Serves the disks of these definitions, and stores new ones in `kept`. A disk that cannot be served is logged, and
-    /// the server tries again.
+    /// Serves the disks of these definitions, and stores new ones in `kept`. A disk that cannot be
+    /// served is logged, and the server tries again.
     pub fn begin(
         &mut self,
         options: &ServeOptions,

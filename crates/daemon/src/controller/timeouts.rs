@@ -20,8 +20,8 @@ struct Timeout {
 pub struct Timeouts(Vec<Timeout>);
 
 impl Timeouts {
-    /// Returns a responder that passes the reply on to `responder`. If no reply has arrived at `until`, `responder` gets
-    /// the error `text` instead.
+    /// Returns a responder that passes the reply on to `responder`. If no reply has arrived at
+    /// `until`, `responder` gets the error `text` instead.
     pub fn until(&mut self, until: Instant, text: String, responder: Responder) -> Responder {
         let slot: Slot = Arc::new(Mutex::new(Some(responder)));
         let responder = slot.clone();

@@ -1,4 +1,5 @@
-//! Reads the configuration file (`fathom serve --config`): TOML, with the names of the command line's options.
+//! Reads the configuration file (`fathom serve --config`): TOML, with the names of the command
+//! line's options.
 
 use fathom_api::{ApiOptions, Groups, RemoteOptions};
 use fathom_exports::nbd::{Address, TlsMode};

@@ -1,4 +1,5 @@
-//! Reads and writes the definitions of disks on a thread of its own, because file systems can be slow.
+//! Reads and writes the definitions of disks on a thread of its own, because file systems can be
+//! slow.
 
 use super::kept::KeptDisks;
 use fathom_control::Found;

@@ -1,7 +1,8 @@
-//! The directory of the persistent disks' definitions: for each disk a file `NAME.toml`, with the keys of a `[[disk]]`.
+//! The directory of the persistent disks' definitions: for each disk a file `NAME.toml`, with the
+//! keys of a `[[disk]]`.
 //!
-//! A file is complete or absent, even if the process or the machine stops at any time: a new file is written under
-//! another name, synced, and renamed.
+//! A file is complete or absent, even if the process or the machine stops at any time: a new file
+//! is written under another name, synced, and renamed.
 
 use fathom_control::Found;
 use fathom_spec::{DiskSpec, check_name, read_definition, stem};
@@ -13,7 +14,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Prefix of the names of incomplete files. The next server removes the files of a server that was killed.
+/// Prefix of the names of incomplete files. The next server removes the files of a server that was
+/// killed.
 const UNFINISHED: &str = ".unfinished";
 
 /// The directory, which is locked against other servers while this value exists.
@@ -23,7 +25,8 @@ pub struct KeptDisks {
 }
 
 impl KeptDisks {
-    /// Opens and locks the directory, and creates it if it is missing. The error is one line for the user.
+    /// Opens and locks the directory, and creates it if it is missing. The error is one line for
+    /// the user.
     pub fn open(path: &Path) -> Result<KeptDisks, String> {
         let failed =
             |what| move |error: io::Error| format!("{}: {what}: {}", path.display(), cause(error));
@@ -54,7 +57,8 @@ impl KeptDisks {
         KeptDisks { path, dir }
     }
 
-    /// Returns what a successor needs: the path, and the directory, which stays locked while any process has it open.
+    /// Returns what a successor needs: the path, and the directory, which stays locked while any
+    /// process has it open.
     pub fn lock(&self) -> io::Result<(PathBuf, OwnedFd)> {
         Ok((self.path.clone(), self.dir.try_clone()?.into()))
     }
@@ -100,7 +104,8 @@ impl KeptDisks {
         self.path.join(format!("{name}.toml"))
     }
 
-    /// Stores a definition durably. After an error, the file is the old one or the new one, but never a part.
+    /// Stores a definition durably. After an error, the file is the old one or the new one, but
+    /// never a part.
     pub fn keep(&self, disk: &DiskSpec) -> Result<(), String> {
         let path = self.path_of(&disk.name);
         let failed = |error: io::Error| {
@@ -146,8 +151,9 @@ impl KeptDisks {
     }
 }
 
-/// Whether a file of this name defines a disk. A name that begins with a dot counts if the rest is a disk's name: such
-/// a file is rejected with an error instead of being ignored. (Editors create other names, like `.#a.toml`.)
+/// Whether a file of this name defines a disk. A name that begins with a dot counts if the rest is
+/// a disk's name: such a file is rejected with an error instead of being ignored. (Editors create
+/// other names, like `.#a.toml`.)
 fn is_disk_file(name: &str) -> bool {
     let Some(stem) = name.strip_suffix(".toml") else {
         return false;

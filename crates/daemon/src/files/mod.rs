@@ -1,4 +1,5 @@
-//! The files of a server: its configuration, and the directory with the definitions of persistent disks.
+//! The files of a server: its configuration, and the directory with the definitions of persistent
+//! disks.
 
 mod config;
 mod keeper;

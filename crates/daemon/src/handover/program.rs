@@ -8,15 +8,16 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Returns the path from which this process was started, where a new version of the program may be by now.
+/// Returns the path from which this process was started, where a new version of the program may be
+/// by now.
 pub fn own_binary() -> io::Result<PathBuf> {
     let path = fs::read_link("/proc/self/exe")?.into_os_string().into_vec();
     let path = path.strip_suffix(b" (deleted)").unwrap_or(&path);
     Ok(std::ffi::OsStr::from_bytes(path).into())
 }
 
-/// Rejects a program that another user could have written. A group that may use the API must not be able to run
-/// programs of its own.
+/// Rejects a program that another user could have written. A group that may use the API must not be
+/// able to run programs of its own.
 pub fn check_binary(path: &Path) -> Result<(), String> {
     let shown = path.display();
     if !path.is_absolute() {

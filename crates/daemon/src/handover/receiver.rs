@@ -48,7 +48,8 @@ impl Received {
         let _ = self.peer.send(&Word::Serving);
     }
 
-    /// Replaces tenants' processes by processes of this program, and tells the predecessor the results.
+    /// Replaces tenants' processes by processes of this program, and tells the predecessor the
+    /// results.
     pub fn renew_tenants(mut self) -> Controller {
         let mut peer = self.peer;
         if let Ok(handover_host) = self.controller.handover_host() {
@@ -59,8 +60,8 @@ impl Received {
     }
 }
 
-/// Takes over from the process at the other end of the socket. After an error, that process continues, and this process
-/// must end.
+/// Takes over from the process at the other end of the socket. After an error, that process
+/// continues, and this process must end.
 pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Received, Error> {
     let peer = Peer::new(UnixStream::from(socket));
     let mut peer = peer.map_err(Error::io("cannot talk to the predecessor"))?;
@@ -74,7 +75,8 @@ pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Received, Error
     // From here on, the disks belong to this process until it ends.
     let active = prepared.activate(stopped, files);
     active.map_err(|problem| refuse(&mut peer, problem))?;
-    // (The predecessor continues only after it has killed this process. Therefore its end says as much as its reply.)
+    // (The predecessor continues only after it has killed this process. Therefore its end says as
+    // much as its reply.)
     match peer.send(&Word::Active).and_then(|()| peer.receive(None)) {
         Ok((Go, _)) => {}
         Err(error) => tracing::warn!(
@@ -148,8 +150,8 @@ fn prepare(
                 .into(),
         );
     }
-    // (An older predecessor sends no definitions. The configuration that it read is unknown, so this process uses the
-    // present one.)
+    // (An older predecessor sends no definitions. The configuration that it read is unknown, so
+    // this process uses the present one.)
     let listed = options.disks.iter();
     let listed = listed.map(|disk| (*disk.spec).clone());
     let definitions = state.definitions.unwrap_or_else(|| Definitions {

@@ -16,8 +16,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Timeouts of the successor: for its first message; for opening all disks and mapping all memory; and for taking the
-/// disks into use while guests wait.
+/// Timeouts of the successor: for its first message; for opening all disks and mapping all memory;
+/// and for taking the disks into use while guests wait.
 const START: Duration = Duration::from_secs(10);
 const PREPARE: Duration = Duration::from_secs(20);
 const ACTIVATE: Duration = Duration::from_secs(10);
@@ -59,7 +59,8 @@ impl HandedOver {
     }
 }
 
-/// Hands the server over to another process. After an error, the server continues; the error is one line for the user.
+/// Hands the server over to another process. After an error, the server continues; the error is one
+/// line for the user.
 pub fn hand_over(
     controller: &mut Controller,
     api: Option<&Api>,
@@ -83,8 +84,8 @@ pub fn hand_over(
     })
 }
 
-/// Hands these disks over to another process. After an error, `kill` has ended that process, and the disks continue here;
-/// the error is one line for the user.
+/// Hands these disks over to another process. After an error, `kill` has ended that process, and
+/// the disks continue here; the error is one line for the user.
 pub fn hand_over_disks(
     handover_host: &mut dyn HandoverHost,
     socket: OwnedFd,

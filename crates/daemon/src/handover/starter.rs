@@ -1,5 +1,6 @@
-//! Starts successors: this process does so itself, or a helper process, the *starter*, if the sandbox lets this process
-//! start no program. The starter is started before the sandbox is entered, so a successor does not inherit the sandbox.
+//! Starts successors: this process does so itself, or a helper process, the *starter*, if the
+//! sandbox lets this process start no program. The starter is started before the sandbox is
+//! entered, so a successor does not inherit the sandbox.
 
 use super::program::{check_binary, own_binary};
 use fathom_host::Error;
@@ -32,7 +33,8 @@ pub struct Starter {
     apart: Option<Arc<Apart>>,
 }
 
-/// The link to the starter, and the number of the last order. Locked from an order until its outcome has arrived.
+/// The link to the starter, and the number of the last order. Locked from an order until its
+/// outcome has arrived.
 pub type Apart = Mutex<(Link, u64)>;
 
 /// Orders to the starter process. [`Order::Start`] comes with the successor's standard input.
@@ -40,7 +42,8 @@ pub type Apart = Mutex<(Link, u64)>;
 enum Order {
     Start(Option<PathBuf>),
     Kill,
-    /// Finds the keeper of this base image, or starts one. The outcome comes with a connection to the keeper.
+    /// Finds the keeper of this base image, or starts one. The outcome comes with a connection to
+    /// the keeper.
     Base(Terms),
 }
 
@@ -114,8 +117,8 @@ impl Started<'_> {
             Started::Elsewhere(kill) => kill(),
         };
         if let Err(problem) = killed {
-            // The successor may have opened the disks already, and two processes that write to a disk would destroy its
-            // data.
+            // The successor may have opened the disks already, and two processes that write to a
+            // disk would destroy its data.
             tracing::error!(
                 "upgrade: cannot end the failed new process: {problem}; this server ends"
             );
@@ -173,11 +176,11 @@ fn order(
     }
 }
 
-/// Runs the starter process: carries out orders from standard input until the server has ended. `sandbox`: the sandbox
-/// of keepers of base images, which replaces the one that an order names.
+/// Runs the starter process: carries out orders from standard input until the server has ended.
+/// `sandbox`: the sandbox of keepers of base images, which replaces the one that an order names.
 pub fn start_successors(sandbox: Mode, arguments: &[OsString]) -> Result<(), Error> {
-    // The program was started as /proc/self/exe, which would give the process the name "exe". (Only people read the
-    // name.)
+    // The program was started as /proc/self/exe, which would give the process the name "exe". (Only
+    // people read the name.)
     let _ = rustix::thread::set_name(c"fathom-starter");
     // Sockets that a service manager has passed belong to the server.
     // SAFETY: nothing in this process has opened a file yet except the standard streams.
@@ -244,10 +247,11 @@ fn launch(
     }
     let mut arguments: Vec<_> = arguments.collect();
     let take_over = OsString::from(TAKE_OVER);
-    // Arguments after the name of the command may be anything, so this one comes right behind that name.
+    // Arguments after the name of the command may be anything, so this one comes right behind that
+    // name.
     arguments.insert(arguments.len().min(1), &take_over);
-    // The predecessor hands over the sockets that a service manager has passed. The variable tells the successor that
-    // there were such sockets.
+    // The predecessor hands over the sockets that a service manager has passed. The variable tells
+    // the successor that there were such sockets.
     command.args(arguments).env("LISTEN_FDS", "0");
     let started = command.stdin(input).spawn();
     started.map_err(|error| {

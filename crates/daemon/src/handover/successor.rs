@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-/// A successor. If it has not taken over when this value is dropped, the successor is killed; then it has ended.
+/// A successor. If it has not taken over when this value is dropped, the successor is killed; then
+/// it has ended.
 pub struct Successor<'a> {
     process: Started<'a>,
     pub peer: Peer,
@@ -28,7 +29,8 @@ impl Successor<'_> {
         })
     }
 
-    /// A process at the other end of this socket, started by another process; `kill` kills the successor.
+    /// A process at the other end of this socket, started by another process; `kill` kills the
+    /// successor.
     pub fn elsewhere(
         socket: OwnedFd,
         kill: Box<dyn FnMut() -> Result<(), String> + '_>,

@@ -123,8 +123,8 @@ impl Objects {
         Ok(info.into())
     }
 
-    /// Ends the backup with this identity. A backup that is just beginning ends as soon as it has begun. A backup that
-    /// has not begun can no longer begin.
+    /// Ends the backup with this identity. A backup that is just beginning ends as soon as it has
+    /// begun. A backup that has not begun can no longer begin.
     pub(super) fn end_backup(&mut self, index: usize, id: &str, responder: Responder) {
         let name = self.disks[index].name().to_owned();
         self.ended_backups.add(id);

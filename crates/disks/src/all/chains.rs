@@ -1,7 +1,8 @@
 //! Begins and ends jobs that change a disk's backing chain.
 //!
-//! The disk is first replaced by one with options that the job needs, for which guests and clients wait some
-//! milliseconds. Then the job begins. When the job has ended, the disk gets its former options back.
+//! The disk is first replaced by one with options that the job needs, for which guests and clients
+//! wait some milliseconds. Then the job begins. When the job has ended, the disk gets its former
+//! options back.
 
 use super::Objects;
 use super::freezing::no_thread;
@@ -164,7 +165,8 @@ impl Objects {
         if running.following.is_over()
             && let Some((first, change)) = self.activities.end(&name)
         {
-            // The disk is just getting its former options back. Both requests get a reply when that has ended.
+            // The disk is just getting its former options back. Both requests get a reply when that
+            // has ended.
             self.disks[index].forget_stream();
             let info = running.info();
             let both = move |answer| {
@@ -200,16 +202,16 @@ impl Objects {
         Some((index, responder))
     }
 
-    /// Notes the end of a change of a disk. Returns the disk's index, the responder, and the change. (A disk stays in
-    /// the list while it is changed.)
+    /// Notes the end of a change of a disk. Returns the disk's index, the responder, and the
+    /// change. (A disk stays in the list while it is changed.)
     pub(super) fn changed(&mut self, name: &str) -> Option<(usize, Responder, Change)> {
         let (responder, change) = self.activities.end(name)?;
         let index = self.disks.iter().position(|disk| disk.name() == name)?;
         Some((index, responder, change))
     }
 
-    /// Gives disks whose jobs have ended their former options back, unless another operation on the disk is in
-    /// progress.
+    /// Gives disks whose jobs have ended their former options back, unless another operation on the
+    /// disk is in progress.
     pub(super) fn restore_options(&mut self) {
         let now = Instant::now();
         let due = { self.activities.jobs_over() }.filter(|(_, look_at)| *look_at <= now);
@@ -234,8 +236,8 @@ impl Objects {
         next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
-    /// Begins to give the disk its former options back: no job changes its chain any more. Replies when that has ended,
-    /// with or without success.
+    /// Begins to give the disk its former options back: no job changes its chain any more. Replies
+    /// when that has ended, with or without success.
     pub(super) fn end_work(&mut self, index: usize, answer: Answer, responder: Responder) {
         if !self.disks[index].is_worked_on() {
             return responder(answer);

@@ -19,8 +19,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 impl Objects {
-    /// Fails if a disk has opened other files than those that its predecessor has open, disk by disk. The error is
-    /// for the user.
+    /// Fails if a disk has opened other files than those that its predecessor has open, disk by
+    /// disk. The error is for the user.
     pub fn check_files(&self, used: &[Vec<UsedFile>]) -> Result<(), String> {
         let mut disks = self.disks.iter().zip(used);
         disks.try_for_each(|(disk, used)| disk.check_files(used))

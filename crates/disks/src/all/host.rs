@@ -101,8 +101,8 @@ impl Host for Objects {
 }
 
 impl Objects {
-    /// Returns file descriptors that are readable after a thread that serves front-ends or clients has ended by itself,
-    /// which is an error.
+    /// Returns file descriptors that are readable after a thread that serves front-ends or clients
+    /// has ended by itself, which is an error.
     fn ended(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let front_ends = self.disks.iter().filter_map(Served::ended);
         front_ends.chain(self.nbd.iter().map(Nbd::ended))

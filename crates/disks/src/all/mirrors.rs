@@ -78,7 +78,8 @@ impl Objects {
         }
     }
 
-    /// Returns the disk's mirror. Fails if the disk has no mirror, or if another operation on the disk is in progress.
+    /// Returns the disk's mirror. Fails if the disk has no mirror, or if another operation on the
+    /// disk is in progress.
     pub(super) fn mirror_of(&self, index: usize) -> Result<&Running, RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();

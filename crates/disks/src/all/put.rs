@@ -18,7 +18,8 @@ use fathom_units::cause;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Objects {
-    /// Adds a disk, or changes the present disk of the same name. `named`: the keys that may change.
+    /// Adds a disk, or changes the present disk of the same name. `named`: the keys that may
+    /// change.
     pub(super) fn put(
         &mut self,
         table: DiskSpec,
@@ -33,7 +34,8 @@ impl Objects {
         }
         if let Some(index) = present {
             let is = self.disks[index].spec();
-            // (The `nbd` option cannot change, and its default depends on whether the API has added the disk.)
+            // (The `nbd` option cannot change, and its default depends on whether the API has added
+            // the disk.)
             table.nbd = table.nbd.or(is.nbd);
             let wanted = match named {
                 Some(named) => table.over(named, is),
@@ -51,7 +53,8 @@ impl Objects {
         }
     }
 
-    /// Checks a request's condition. In the same step the caller changes the disk, or marks the disk as busy.
+    /// Checks a request's condition. In the same step the caller changes the disk, or marks the
+    /// disk as busy.
     pub(super) fn check_condition(
         &self,
         name: &str,

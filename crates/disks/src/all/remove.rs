@@ -13,8 +13,8 @@ use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
-/// Time in which a disk that is to be removed must become unused. A client that has just disconnected may still be
-/// listed.
+/// Time in which a disk that is to be removed must become unused. A client that has just
+/// disconnected may still be listed.
 const LEAVE: Duration = Duration::from_secs(1);
 /// Interval of the checks whether such a disk is in use.
 const LOOK: Duration = Duration::from_millis(20);
@@ -67,7 +67,8 @@ impl Objects {
         }
     }
 
-    /// Returns the time until the next check of disks that are to be removed. None: there are no such disks.
+    /// Returns the time until the next check of disks that are to be removed. None: there are no
+    /// such disks.
     pub(super) fn until_next_look(&self) -> Option<Duration> {
         (!self.leaving.is_empty()).then_some(LOOK)
     }

@@ -28,7 +28,8 @@ impl Objects {
         self.activities.begin(&name, responder, Change::Plain);
     }
 
-    /// Resizes disks whose files another program has resized, unless another operation on the disk is in progress.
+    /// Resizes disks whose files another program has resized, unless another operation on the disk
+    /// is in progress.
     pub(super) fn resize_changed_files(&mut self) {
         let noted = self.activities.new_sizes();
         let noted = noted.filter(|name| self.is_on_its_way(name).is_none());
@@ -42,8 +43,8 @@ impl Objects {
         }
     }
 
-    /// Returns why a disk cannot be changed now: another operation or job is in progress, or the disk is moving between
-    /// servers.
+    /// Returns why a disk cannot be changed now: another operation or job is in progress, or the
+    /// disk is moving between servers.
     pub(super) fn is_on_its_way(&self, name: &str) -> Option<RequestError> {
         let disk = self.disks.iter().find(|disk| disk.name() == name);
         let problem = disk.and_then(|disk| disk.may_not_be_disturbed());

@@ -70,8 +70,8 @@ impl Objects {
         }
     }
 
-    /// Begins to replace the disk by a disk with the same options. In between, the image is closed, and its snapshots
-    /// are changed.
+    /// Begins to replace the disk by a disk with the same options. In between, the image is closed,
+    /// and its snapshots are changed.
     fn begin_snapshot_work(
         &self,
         index: usize,

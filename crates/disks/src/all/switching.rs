@@ -1,8 +1,8 @@
 //! Switches disks to other images: the targets of their mirrors, or new overlays.
 //!
-//! A switch has two steps. After the first step, the other image is open, and guests and clients still wait: the
-//! controller writes the new definition durably. The second step resumes guests and clients on the new image, or on the
-//! old one.
+//! A switch has two steps. After the first step, the other image is open, and guests and clients
+//! still wait: the controller writes the new definition durably. The second step resumes guests and
+//! clients on the new image, or on the old one.
 
 use super::Objects;
 use crate::activity::Change;

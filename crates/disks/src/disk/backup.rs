@@ -45,7 +45,8 @@ impl Served {
         })
     }
 
-    /// Returns the disk below its filters, with its workers, for a job that runs while the disk is in use.
+    /// Returns the disk below its filters, with its workers, for a job that runs while the disk is
+    /// in use.
     pub fn source(&self) -> Source {
         let stack = &self.stack;
         Source {

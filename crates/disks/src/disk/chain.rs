@@ -149,8 +149,8 @@ impl Served {
         self.unsettled = Some(problem);
     }
 
-    /// Takes over an ended stream and a failed mirror of the disk that this disk replaces, to report their final
-    /// states. Takes over nothing if the disks have different images.
+    /// Takes over an ended stream and a failed mirror of the disk that this disk replaces, to
+    /// report their final states. Takes over nothing if the disks have different images.
     pub fn keep_jobs(&mut self, before: &mut Served) {
         if self.options.disk.location != before.options.disk.location {
             return;
@@ -163,8 +163,8 @@ impl Served {
 
     /// Returns the progress of the disk's stream.
     ///
-    /// A complete stream is still `finishing` until the disk has got its former options back, and has released the
-    /// images that left the chain.
+    /// A complete stream is still `finishing` until the disk has got its former options back, and
+    /// has released the images that left the chain.
     pub fn stream_info(&self) -> Option<StreamInfo> {
         let mut info = self.stream.as_ref()?.info();
         let holds = self.is_worked_on();
@@ -187,7 +187,8 @@ impl Served {
     }
 }
 
-/// Fails if `image` is no longer at this depth: the disk was opened again after the job was planned.
+/// Fails if `image` is no longer at this depth: the disk was opened again after the job was
+/// planned.
 fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Result<(), String> {
     match images.get(depth).is_some_and(|now| now.is_same(image)) {
         true => Ok(()),
@@ -195,8 +196,8 @@ fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Resul
     }
 }
 
-/// Fails if the image has internal snapshots, whose contents another backing image would change. (The number of
-/// snapshots is current, because the disk was opened just now.)
+/// Fails if the image has internal snapshots, whose contents another backing image would change.
+/// (The number of snapshots is current, because the disk was opened just now.)
 fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
     match image.snapshots {
         0 => Ok(()),
@@ -291,7 +292,8 @@ fn not_below(images: &[ChainImage], path: &Path) -> String {
     }
 }
 
-/// Returns the directories in which the first of these images may find the others, besides its own directory.
+/// Returns the directories in which the first of these images may find the others, besides its own
+/// directory.
 fn dirs_of(images: &[ChainImage], allowed: &[PathBuf]) -> Vec<PathBuf> {
     let own = images.first().and_then(|image| image.path.parent());
     let mut dirs = allowed.to_vec();

@@ -14,14 +14,16 @@ use fathom_units::cause;
 use std::time::Instant;
 
 impl Served {
-    /// Fails if another process could not continue to serve the disk. The error is one line for the user.
+    /// Fails if another process could not continue to serve the disk. The error is one line for the
+    /// user.
     pub fn may_be_handed_over(&self) -> Result<(), String> {
         let name = self.name();
         self.may_be_left()
             .map_err(|problem| format!("disk '{name}': cannot be handed over: {problem}"))
     }
 
-    /// Fails if no other disk with the same image can replace this one: a job is in progress, or state would be lost.
+    /// Fails if no other disk with the same image can replace this one: a job is in progress, or
+    /// state would be lost.
     pub fn may_be_left(&self) -> Result<(), String> {
         match self.job_of_others() {
             Some(job) => Err(job.to_owned()),
@@ -29,7 +31,8 @@ impl Served {
         }
     }
 
-    /// Fails if no other disk can replace this one, not even with another image: state would be lost.
+    /// Fails if no other disk can replace this one, not even with another image: state would be
+    /// lost.
     pub fn may_be_switched(&self) -> Result<(), String> {
         let problem = match self.stack.parts.check_handover().err() {
             Some(problem) => problem,
@@ -49,8 +52,8 @@ impl Served {
         Err(problem)
     }
 
-    /// Returns the disk's state for a successor, and the frozen export, which reads no further messages of the
-    /// front-end.
+    /// Returns the disk's state for a successor, and the frozen export, which reads no further
+    /// messages of the front-end.
     pub fn give(&self) -> Result<GivenDisk, String> {
         let export = self
             .vhost_user
@@ -76,13 +79,15 @@ impl Served {
         self.stack.used_files()
     }
 
-    /// Fails if the disk has opened other files than its predecessor has open. The error is for the user.
+    /// Fails if the disk has opened other files than its predecessor has open. The error is for the
+    /// user.
     pub fn check_files(&self, before: &[UsedFile]) -> Result<(), String> {
         let checked = check_same(before, &self.used_files(), 0);
         checked.map_err(|problem| format!("disk '{}': {problem}", self.name()))
     }
 
-    /// Returns the state that the disk's parts share with a successor's parts while both disks are open.
+    /// Returns the state that the disk's parts share with a successor's parts while both disks are
+    /// open.
     pub fn early_state(&self) -> Result<HandoverState, String> {
         let handover_state = self.stack.parts.early_state()?;
         if let Some(trace) = &self.trace {
@@ -115,7 +120,8 @@ impl Served {
         taken.map_err(|problem| format!("disk '{}': {problem}", self.name()))
     }
 
-    /// Does the remaining work of the disk's parts until `deadline`. Another process serves the disk.
+    /// Does the remaining work of the disk's parts until `deadline`. Another process serves the
+    /// disk.
     pub fn leave_for_good(&self, deadline: Instant) {
         self.stack.parts.end(deadline);
     }
@@ -140,7 +146,8 @@ impl Served {
         }
     }
 
-    /// Returns the disk's counters, including those of predecessors, with at most `slow` of the slowest requests.
+    /// Returns the disk's counters, including those of predecessors, with at most `slow` of the
+    /// slowest requests.
     pub fn counts(&self, slow: usize) -> DiskCounts {
         let workers = self.stack.workers.iter();
         let own = workers.clone().map(WorkerHandle::histograms);

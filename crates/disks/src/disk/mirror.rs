@@ -49,8 +49,8 @@ impl Served {
         self.stack.disk.info().size
     }
 
-    /// Takes the disk into use until the returned value is dropped. Returns `None` if the disk already has users. The
-    /// error says why the disk cannot be used.
+    /// Takes the disk into use until the returned value is dropped. Returns `None` if the disk
+    /// already has users. The error says why the disk cannot be used.
     pub fn try_to_use(&self) -> Result<Option<InUse>, String> {
         if self.shared.is_used() {
             return Ok(None);

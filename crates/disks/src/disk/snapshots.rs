@@ -26,8 +26,8 @@ impl Served {
         }
     }
 
-    /// Whether the disk's changes are discarded when the server ends: they are then in an overlay, not in the user's
-    /// image.
+    /// Whether the disk's changes are discarded when the server ends: they are then in an overlay,
+    /// not in the user's image.
     fn is_temporary(&self) -> bool {
         has_filter(self.spec(), "cow")
     }

@@ -1,4 +1,5 @@
-//! A disk's image, which a newer image may supersede. (`fathom_files::superseded` has the order of steps.)
+//! A disk's image, which a newer image may supersede. (`fathom_files::superseded` has the order of
+//! steps.)
 
 use super::Served;
 use fathom_stack::MarkedImage;

@@ -12,15 +12,17 @@ fn knows_more(disk: &SharedDisk, users: &Users) -> bool {
 }
 
 impl SharedDisk {
-    /// Returns why the image must not be changed while the disk is not in use, or `None` if the image may be changed.
+    /// Returns why the image must not be changed while the disk is not in use, or `None` if the
+    /// image may be changed.
     ///
-    /// The front-end may keep saved state of a killed server, which must be applied to the image before other changes.
+    /// The front-end may keep saved state of a killed server, which must be applied to the image
+    /// before other changes.
     pub fn may_not_be_changed(&self) -> Option<&'static str> {
         knows_more(self, &self.users.lock()).then_some(KNOWS_MORE)
     }
 
-    /// Notes that this disk replaces `before`: a front-end that has been attached to `before` has been attached here,
-    /// too.
+    /// Notes that this disk replaces `before`: a front-end that has been attached to `before` has
+    /// been attached here, too.
     pub fn succeed(&self, before: &SharedDisk) {
         let came = before.users.lock().front_end != FrontEnd::NotYet;
         let front_end = &mut self.users.lock().front_end;
@@ -43,7 +45,8 @@ impl SharedDisk {
 
     /// Calls `work`, which uses the contents of the image. No user attaches or detaches meanwhile.
     ///
-    /// A disk without users is activated for the call. If the image must not be changed yet, the disk stays inactive.
+    /// A disk without users is activated for the call. If the image must not be changed yet, the
+    /// disk stays inactive.
     pub fn with_image<T>(&self, work: impl FnOnce() -> T) -> Result<T, DiskError> {
         let users = self.users.lock();
         match users.are_some() || knows_more(self, &users) {

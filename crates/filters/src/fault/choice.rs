@@ -96,8 +96,8 @@ impl Choice {
             && self.has_left(history)
     }
 
-    /// Returns whether a read is affected, and counts it unless it is counted already. The read's sectors are chosen
-    /// one by one ([`Choice::takes_sector`]).
+    /// Returns whether a read is affected, and counts it unless it is counted already. The read's
+    /// sectors are chosen one by one ([`Choice::takes_sector`]).
     pub(super) fn takes_sectors_of(
         &self,
         history: &History,

@@ -30,7 +30,8 @@ impl ImageDisk {
 
     /// Fails if the chain has fewer images than when it was opened, or a backing image was resized.
     ///
-    /// Jobs rely on the chain as opened, and [side views](ImageDisk::side_view) are useless otherwise.
+    /// Jobs rely on the chain as opened, and [side views](ImageDisk::side_view) are useless
+    /// otherwise.
     fn check_as_opened(&self) -> Result<(), DiskError> {
         match self.chain.is_as_opened() {
             true => Ok(()),

@@ -27,20 +27,23 @@ pub struct GivenDisk {
 
 /// A host whose disks can be handed over to another process.
 pub trait HandoverHost {
-    /// Checks whether all disks can be handed over, without any change. The error is one line for the user.
+    /// Checks whether all disks can be handed over, without any change. The error is one line for
+    /// the user.
     fn may_be_handed_over(&self) -> Result<(), String>;
 
-    /// Sets whether the connections of NBD clients with TLS end, because they cannot be handed over. Otherwise such a
-    /// connection prevents the handover.
+    /// Sets whether the connections of NBD clients with TLS end, because they cannot be handed
+    /// over. Otherwise such a connection prevents the handover.
     fn let_encrypted_end(&mut self, end: bool);
 
-    /// Returns the state of all disks, which do not change from now on, until [`HandoverHost::take_back`].
+    /// Returns the state of all disks, which do not change from now on, until
+    /// [`HandoverHost::take_back`].
     fn give(&self) -> Result<Given, String>;
 
     /// Flushes the disks, so that less remains to be written while guests wait.
     fn flush_early(&self);
 
-    /// Stops NBD clients: they have no requests in flight and use no disk. Fails if that takes longer than the deadline.
+    /// Stops NBD clients: they have no requests in flight and use no disk. Fails if that takes
+    /// longer than the deadline.
     fn hold_clients(&self, deadline: Instant) -> Result<(Vec<ClientState>, Descriptors), String>;
 
     /// Returns the state that the parts of each disk leave, when no requests are in flight.
@@ -74,7 +77,7 @@ pub trait HandoverHost {
     /// Takes ownership of everything, including the NBD sockets.
     fn own(&mut self, bounds: Vec<Bound>);
 
-    /// Begins to replace the processes of tenants by processes of this program. Calls `tell` for each tenant, and at
-    /// the end.
+    /// Begins to replace the processes of tenants by processes of this program. Calls `tell` for
+    /// each tenant, and at the end.
     fn renew(&mut self, tell: Box<dyn FnMut(Progress) + Send>);
 }

@@ -11,9 +11,9 @@
 //! Go ──►                                serves
 //! ```
 //!
-//! Until `Stopped`, everything belongs to the predecessor, which continues after any failure. After `Stopped`, the
-//! predecessor continues only after it has killed the successor. `Go`, or the end of the predecessor, tells the successor
-//! that this will not happen any more.
+//! Until `Stopped`, everything belongs to the predecessor, which continues after any failure. After
+//! `Stopped`, the predecessor continues only after it has killed the successor. `Go`, or the end of
+//! the predecessor, tells the successor that this will not happen any more.
 
 use super::part_records::PartRecords;
 use crate::users::User;
@@ -31,14 +31,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Version of these messages. The version changes when a successor that does not know the change could not continue
-/// correctly.
+/// Version of these messages. The version changes when a successor that does not know the change
+/// could not continue correctly.
 pub const VERSION: u32 = 1;
 
 /// Version of a server with a disk whose parts hand over state: `DiskState::lent`, `Stopped::left`.
 pub const WITH_PARTS: u32 = 2;
 
-/// Version of a server that has received a part of a front-end's message: an older successor would lose that part.
+/// Version of a server that has received a part of a front-end's message: an older successor would
+/// lose that part.
 pub const WITH_UNFINISHED_MESSAGES: u32 = 3;
 
 /// Maximum time of a handover between two processes of a tenant.
@@ -71,8 +72,8 @@ impl Hello {
     }
 }
 
-/// The state of the server. Numbers of files are indexes of the list of files that comes with it: first those of the
-/// server, then those of each disk.
+/// The state of the server. Numbers of files are indexes of the list of files that comes with it:
+/// first those of the server, then those of each disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct State {
     pub version: u32,
@@ -106,7 +107,8 @@ pub struct GroupsState {
     pub version: u8,
     /// Names of the controllers.
     pub controllers: Vec<String>,
-    /// Directory of the server's group, which contains the tenants' groups, and the file that locks it.
+    /// Directory of the server's group, which contains the tenants' groups, and the file that locks
+    /// it.
     pub dir: PathBuf,
     pub lock: usize,
 }
@@ -163,13 +165,14 @@ pub struct DiskState {
     /// State that the parts of the disk begin with.
     #[serde(default)]
     pub lent: PartRecords,
-    /// Files that the predecessor has open: the successor rejects other files that have the same names. Empty if the
-    /// predecessor is older.
+    /// Files that the predecessor has open: the successor rejects other files that have the same
+    /// names. Empty if the predecessor is older.
     #[serde(default)]
     pub used: Vec<UsedFile>,
 }
 
-/// All queues have stopped, NBD clients wait, and the disks are closed. The clients' files come with the message.
+/// All queues have stopped, NBD clients wait, and the disks are closed. The clients' files come
+/// with the message.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Stopped {
     /// Positions of the queues of each disk.
@@ -209,7 +212,8 @@ pub struct Renewal {
     pub tenant: String,
     /// The process that has the tenant's disks.
     pub pid: Option<u32>,
-    /// Time for which queues were stopped, in milliseconds, or why the tenant keeps its old process.
+    /// Time for which queues were stopped, in milliseconds, or why the tenant keeps its old
+    /// process.
     pub outcome: Result<f64, String>,
 }
 
@@ -237,7 +241,8 @@ mod tests {
         }
     }
 
-    /// A server of version 1 sends nothing about parts, and a successor of version 1 ignores what a newer server sends.
+    /// A server of version 1 sends nothing about parts, and a successor of version 1 ignores what a
+    /// newer server sends.
     #[test]
     fn parts_that_are_not_spoken_of_have_left_nothing() {
         let stopped: Stopped = serde_json::from_str(r#"{"bases":[[1]],"clients":[]}"#).unwrap();

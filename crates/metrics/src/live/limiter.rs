@@ -39,7 +39,8 @@ pub enum LimiterKind {
     Mixed,
 }
 
-/// The suspected limiter of a disk in an interval: a hint, which simple rules derive from the interval's numbers.
+/// The suspected limiter of a disk in an interval: a hint, which simple rules derive from the
+/// interval's numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Limiter {
     /// Kind of the limiter, for programs.

@@ -12,8 +12,8 @@ pub struct Sample {
     pub time_ms: u64,
     /// Length of the interval in seconds.
     pub seconds: f64,
-    /// Number of the interval, which increases by one with each interval. A client that reads too slowly misses
-    /// intervals.
+    /// Number of the interval, which increases by one with each interval. A client that reads too
+    /// slowly misses intervals.
     pub number: u64,
     /// Version of the server.
     pub version: String,
@@ -21,8 +21,8 @@ pub struct Sample {
     pub pid: u32,
     /// CPU time of all processes of the server, in percent of one CPU.
     pub cpu_percent: f64,
-    /// Resident memory of all processes of the server in bytes, including memory of guests that the processes have
-    /// accessed.
+    /// Resident memory of all processes of the server in bytes, including memory of guests that the
+    /// processes have accessed.
     pub memory: u64,
     /// Numbers of each disk, by name.
     pub disks: Vec<DiskSample>,
@@ -49,24 +49,25 @@ pub struct DiskSample {
     pub pool: Option<String>,
     /// Process ID of the process that serves the disk.
     pub pid: u32,
-    /// Filters of the disk in the syntax of the command line, from the one closest to the guest to the one closest to
-    /// the image.
+    /// Filters of the disk in the syntax of the command line, from the one closest to the guest to
+    /// the one closest to the image.
     pub filters: Vec<String>,
     /// The virtual machine that uses the disk. Null if no virtual machine is connected.
     pub front_end: Option<FrontEndSample>,
     /// Number of connections of NBD clients to the disk.
     pub nbd_clients: u64,
-    /// Time that the numbers below cover, in seconds. For a disk that was added during the interval, this time is
-    /// shorter than the interval.
+    /// Time that the numbers below cover, in seconds. For a disk that was added during the
+    /// interval, this time is shorter than the interval.
     pub seconds: f64,
-    /// The disk was removed and added again since the last interval: the numbers cover the time since it was added.
+    /// The disk was removed and added again since the last interval: the numbers cover the time
+    /// since it was added.
     pub restarted: bool,
     /// Numbers of all operations together.
     pub all: Figures,
     /// Numbers of each operation that occurred in the interval.
     pub operations: Vec<OpSample>,
-    /// Number of requests that violated their protocol or that the disk does not support. No other number includes
-    /// them.
+    /// Number of requests that violated their protocol or that the disk does not support. No other
+    /// number includes them.
     pub refused: u64,
     /// Number of requests in flight at the end of the interval.
     pub in_flight: u64,
@@ -74,10 +75,11 @@ pub struct DiskSample {
     pub mean_in_flight: f64,
     /// CPU time of the disk's workers, in percent of one CPU. Null if the threads belong to a pool.
     pub cpu_percent: Option<f64>,
-    /// CPU time of the pool's busiest thread for all disks of the pool, in percent of one CPU. Null if the disk has
-    /// threads of its own.
+    /// CPU time of the pool's busiest thread for all disks of the pool, in percent of one CPU. Null
+    /// if the disk has threads of its own.
     pub pool_cpu_percent: Option<f64>,
-    /// Share of the time in which a worker polled instead of sleeping, in percent: the mean of all workers.
+    /// Share of the time in which a worker polled instead of sleeping, in percent: the mean of all
+    /// workers.
     pub polling_percent: f64,
     /// Numbers of each worker.
     pub workers: Vec<WorkerSample>,
@@ -85,8 +87,8 @@ pub struct DiskSample {
     pub queues: Vec<QueueSample>,
     /// The suspected limiter: what limits the disk's speed.
     pub limiter: Limiter,
-    /// Durations of requests: `[bucket, number of requests]` for each bucket that is not empty. Bucket n is the range
-    /// from 2^(n/4) to 2^((n+1)/4) nanoseconds.
+    /// Durations of requests: `[bucket, number of requests]` for each bucket that is not empty.
+    /// Bucket n is the range from 2^(n/4) to 2^((n+1)/4) nanoseconds.
     #[schema(value_type = Vec<Vec<i64>>)]
     pub histogram: Vec<(u32, u64)>,
 }
@@ -108,7 +110,8 @@ pub struct OpSample {
     pub figures: Figures,
 }
 
-/// Numbers of requests that completed in an interval. A time is null if the interval has too few requests for it.
+/// Numbers of requests that completed in an interval. A time is null if the interval has too few
+/// requests for it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Figures {
     /// Number of requests.
@@ -129,18 +132,19 @@ pub struct Figures {
     pub p50_us: Option<f64>,
     /// 99th percentile of the durations in microseconds.
     pub p99_us: Option<f64>,
-    /// Maximum of the durations in microseconds: the exact value if no earlier request took as long, otherwise an upper
-    /// bound.
+    /// Maximum of the durations in microseconds: the exact value if no earlier request took as
+    /// long, otherwise an upper bound.
     pub max_us: Option<f64>,
-    /// Mean time of a request in each stage in microseconds: `wake`, `queue`, `map`, `device`, `finish` and `notify`.
-    /// Empty without requests.
+    /// Mean time of a request in each stage in microseconds: `wake`, `queue`, `map`, `device`,
+    /// `finish` and `notify`. Empty without requests.
     pub stages_us: BTreeMap<String, f64>,
 }
 
 /// A virtual machine, as the command line of its process describes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FrontEndSample {
-    /// Process ID of the VMM. 0 if the process is in a PID namespace that is not visible to the server.
+    /// Process ID of the VMM. 0 if the process is in a PID namespace that is not visible to the
+    /// server.
     pub pid: i32,
     /// Name of the VMM's program, such as `qemu-system-x86_64`. Null if unknown.
     pub vmm: Option<String>,
@@ -155,7 +159,8 @@ pub struct FrontEndSample {
 pub struct WorkerSample {
     /// Completed requests per second.
     pub requests_per_second: f64,
-    /// CPU time of the worker's thread, in percent of one CPU. Null if the thread belongs to a pool.
+    /// CPU time of the worker's thread, in percent of one CPU. Null if the thread belongs to a
+    /// pool.
     pub cpu_percent: Option<f64>,
     /// Share of the time in which the worker polled instead of sleeping, in percent.
     pub polling_percent: f64,

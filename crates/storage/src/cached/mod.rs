@@ -9,9 +9,9 @@
 //!   (`live`);
 //! - a worker's `channel` reads the data like any file if the map shows the stripes as present, and
 //!   checks the map again after the read;
-//! - missing stripes are requested by a message (`wire`), and `stripe_notifier`s notify the waiting readers
-//!   when they arrive. `link` is the thread that listens to the keeper, and finds another keeper
-//!   when it ends;
+//! - missing stripes are requested by a message (`wire`), and `stripe_notifier`s notify the waiting
+//!   readers when they arrive. `link` is the thread that listens to the keeper, and finds another
+//!   keeper when it ends;
 //! - `touched` records which stripes are used. The keeper keeps those longest, and fetches them
 //!   first the next time.
 

@@ -32,7 +32,8 @@ pub fn limit(
                 .memory
                 .map_or("-1".into(), |memory| memory.0.to_string());
             let (memory, both) = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes");
-            // The second value is never less than the first, so the order of the writes depends on the old limit.
+            // The second value is never less than the first, so the order of the writes depends on
+            // the old limit.
             if set(dir, memory, &bytes).is_err() {
                 set_if_there(dir, both, &bytes)?;
                 set(dir, memory, &bytes)?;

@@ -1,13 +1,15 @@
-//! Finds the kernel's control groups: version 2 has one hierarchy for all controllers, version 1 several hierarchies
-//! for one or some controllers each. The process is in one group of each hierarchy.
+//! Finds the kernel's control groups: version 2 has one hierarchy for all controllers, version 1
+//! several hierarchies for one or some controllers each. The process is in one group of each
+//! hierarchy.
 
 use fathom_units::cause;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Name of the group that this process moves to, so that groups next to it can have controllers. Version 2 permits no
-/// process in a group whose children have controllers. systemd's DelegateSubgroup= may have made the group.
+/// Name of the group that this process moves to, so that groups next to it can have controllers.
+/// Version 2 permits no process in a group whose children have controllers. systemd's
+/// DelegateSubgroup= may have made the group.
 const LEAF: &str = "supervisor";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +156,8 @@ fn separate(mounts: &str, own: &str, controller: &str) -> Option<PathBuf> {
     })
 }
 
-/// Returns the directory of a group whose path the kernel reports, below a mount of this type and these options.
+/// Returns the directory of a group whose path the kernel reports, below a mount of this type and
+/// these options.
 fn place(mounts: &str, path: &str, is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (before, behind) = line.split_once(" - ")?;
@@ -165,7 +168,8 @@ fn place(mounts: &str, path: &str, is_it: impl Fn(&str, &str) -> bool) -> Option
         if !is_it(kind, options) {
             return None;
         }
-        // Only a part of the hierarchy may be mounted there, and groups outside of that part are not visible.
+        // Only a part of the hierarchy may be mounted there, and groups outside of that part are
+        // not visible.
         let below = Path::new(path).strip_prefix(root).ok()?;
         let is_seen = below.components().all(|part| part.as_os_str() != "..");
         is_seen.then(|| Path::new(at).join(below))

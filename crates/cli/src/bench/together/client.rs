@@ -54,15 +54,15 @@ pub struct Clients {
 
     /// Directory with certificates
     ///
-    /// ca-cert.pem; for --client also client-cert.pem and client-key.pem, for --serve server-cert.pem and
-    /// server-key.pem.
+    /// ca-cert.pem; for --client also client-cert.pem and client-key.pem, for --serve
+    /// server-cert.pem and server-key.pem.
     #[arg(long, value_name = "DIR", help_heading = "Many hosts")]
     pub certificates: Option<PathBuf>,
 
     /// Job file of fio to run on the hosts of --client instead of Fathom's load
     ///
-    /// `fio --server` must run on each host. The job file has all options of the load. fio does not use
-    /// certificates. [default port: 8765]
+    /// `fio --server` must run on each host. The job file has all options of the load. fio does not
+    /// use certificates. [default port: 8765]
     #[arg(
         long,
         value_name = "JOBFILE",
