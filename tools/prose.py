@@ -16,7 +16,8 @@ Prints FILE:LINE: and what to change, for
 - a line of prose with more than 100 columns,
 - a word of WORDS, with what to write instead,
 - a sentence or heading that begins with a word of OPENINGS: its subject is a pronoun, and the reader must guess the noun,
-- a sentence of more than 40 words.
+- a sentence of more than 40 words,
+- the name of a test with more than 60 characters.
 
 The exit status is 1 if there is any.
 """
@@ -194,6 +195,8 @@ def texts(file):
 RUST = re.compile(
     r"""(?P<comment>//[^\n]*)|b?r(?P<hashes>\#*)"(?:.|\n)*?"(?P=hashes)|b?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\\n])'""", re.DOTALL
 )
+TEST = re.compile(r"#\[test\]\s*(?:#\[[^\]]*\]\s*)*fn (\w+)")
+MAX_TEST_NAME = 60
 COMMENT = re.compile(r"(//[/!]?) ?(.*)")
 
 
@@ -227,6 +230,9 @@ def problems_of(file):
         for number, line in enumerate(text.splitlines(), 1):
             if line.lstrip().startswith("//") and len(line) > MAX_COLUMNS and " " in line.strip()[3:]:
                 yield number, f"more than {MAX_COLUMNS} columns"
+        for test in TEST.finditer(text):
+            if len(test[1]) > MAX_TEST_NAME:
+                yield text.count("\n", 0, test.start(1)) + 1, f"'{test[1]}' has more than {MAX_TEST_NAME} characters"
         return
     if file.suffix in (".json", ".tsv"):
         for name, text in texts(file):

@@ -41,7 +41,7 @@ fn put(cache: &mut Cache, stripe: u32) {
 }
 
 #[test]
-fn a_killed_keeper_loses_nothing_and_a_machine_what_was_not_durable() {
+fn only_a_power_loss_loses_stripes_that_were_not_synced() {
     let dir = tempfile::tempdir().unwrap();
     let mut cache = open_at(dir.path(), 0);
     put(&mut cache, 3);
@@ -64,7 +64,7 @@ fn a_killed_keeper_loses_nothing_and_a_machine_what_was_not_durable() {
 
 /// The file system was mounted again, or the keeper was killed during a sync that may have failed.
 #[test]
-fn only_durable_stripes_are_believed_where_the_kernel_may_have_lost_others() {
+fn after_a_power_loss_only_synced_stripes_count() {
     for (at, byte) in [(MOUNT_AT, 0xee), (SYNCING_AT, 1)] {
         let dir = tempfile::tempdir().unwrap();
         let mut cache = open_at(dir.path(), 0);
@@ -137,7 +137,7 @@ fn all_that_is_not_durable_goes_when_a_sync_fails() {
 }
 
 #[test]
-fn what_a_killed_keeper_was_taking_away_is_gone_after_a_loss_of_power_too() {
+fn removal_that_a_kill_interrupts_survives_a_power_loss() {
     let dir = tempfile::tempdir().unwrap();
     let mut cache = open_at(dir.path(), 0);
     put(&mut cache, 5);
@@ -150,7 +150,7 @@ fn what_a_killed_keeper_was_taking_away_is_gone_after_a_loss_of_power_too() {
 }
 
 #[test]
-fn failed_sync_leaves_the_data_of_stripes_on_their_way_and_says_that_it_is_worthless() {
+fn failed_sync_makes_unsynced_stripes_invalid() {
     let dir = tempfile::tempdir().unwrap();
     let mut cache = open_at(dir.path(), 0);
     put(&mut cache, 5);

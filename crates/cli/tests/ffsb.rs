@@ -80,7 +80,7 @@ fn check(cell: &Cell) {
 }
 
 #[test]
-fn scenarios_run_in_guests_and_on_the_host_and_stand_side_by_side() {
+fn scenarios_in_guests_and_on_the_host_are_compared() {
     let parent = support::disk_dir();
     let dir = parent.path().join("r");
     assert_eq!(lab(&dir), 2, "one boot for all cells of a server");

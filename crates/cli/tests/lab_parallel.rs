@@ -66,7 +66,7 @@ fn check_times(cell: &Cell) {
 }
 
 #[test]
-fn machines_with_a_server_each_inspect_one_disk_at_the_same_time() {
+fn machines_with_own_servers_inspect_one_disk_in_parallel() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     let args = ["--appliances=3", "--disk=fathom-each", "--work=inspect"];
@@ -124,7 +124,7 @@ fn steps_go_on_until_no_more_fit_and_that_is_the_result() {
 }
 
 #[test]
-fn a_machine_that_does_not_start_is_its_cells_result_and_not_the_runs_end() {
+fn machine_that_does_not_start_fails_its_cell_only() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     let qemu = stdout_path("qemu-system-x86_64");

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn eventfd_with_room_is_not_replaced_however_long_its_writer_takes() {
+    fn eventfd_with_room_is_kept_when_its_writer_is_slow() {
         watch().unwrap();
         let event = eventfd(0, EventfdFlags::empty()).unwrap();
         let peers = event.try_clone().unwrap();

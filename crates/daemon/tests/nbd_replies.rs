@@ -123,7 +123,7 @@ fn error_reply_of_a_refused_write_survives_a_handover() {
 }
 
 #[test]
-fn reads_in_one_piece_that_need_more_memory_than_there_is_are_all_answered() {
+fn large_reads_are_answered_with_little_memory() {
     let disk = memory();
     let worker = worker(&disk, EngineKind::IoUring);
     for replies in ALL {

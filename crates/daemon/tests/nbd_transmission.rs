@@ -106,7 +106,7 @@ fn every_command_does_what_it_says() {
 }
 
 #[test]
-fn the_disk_is_told_what_must_be_durable_and_what_must_not_be_a_hole() {
+fn fua_and_no_hole_reach_the_disk() {
     use command_flag::{FUA, NO_HOLE};
     for write_cache in [true, false] {
         let noting = NotingDisk::new(write_cache);

@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_state_of_a_front_end_that_attached_during_a_job_is_read_at_its_end() {
+    fn saved_state_is_read_when_a_job_ends() {
         for (saved_state, activations) in [(0, 1), (8, 2)] {
             let (disk, shared, _) = movable(saved_state);
             let front_end = shared.for_front_end();

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn message_that_is_too_long_is_refused_and_the_link_stays_usable() {
+    fn too_long_message_is_refused_and_the_link_stays_usable() {
         let (here, there) = Link::pair().unwrap();
         let there = Link::from(there);
         for (len, wait) in [(MAX_MESSAGE - 1, true), (MAX_PACKET - 1, false)] {
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn rest_of_a_message_whose_beginning_a_predecessor_has_is_skipped() {
+    fn rest_of_a_message_that_a_predecessor_began_is_skipped() {
         let (here, there) = Link::pair().unwrap();
         let there = Link::from(there);
         let rest: [&[u8]; 3] = [&[NEXT_PIECE, b'x'], &[LAST_PIECE, b'"'], b"7"];

@@ -223,7 +223,7 @@ fn a_thread_that_comes_and_goes_is_seen_with_its_name_and_share() {
 }
 
 #[test]
-fn a_process_that_begins_within_the_window_is_seen_from_its_begin() {
+fn process_started_within_the_window_is_counted_from_its_start() {
     let dir = tempfile::tempdir().unwrap();
     let sampler = Sampler::start(Watch::default()).unwrap();
     let newcomers = sampler.newcomers();

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_write_followed_by_another_leaves_the_block_unknown() {
+    fn write_after_an_unanswered_write_leaves_the_block_unknown() {
         let mut ledger = Ledger::in_memory(AREA).unwrap();
         let mut part = ledger.split(&[ALL]).pop().unwrap();
         part.start_write(1);

@@ -245,7 +245,7 @@ impl Drop for Mount {
 }
 
 #[test]
-fn a_file_system_that_fills_up_is_said_to_be_full_and_is_cleaned() {
+fn full_file_system_is_reported_and_cleaned() {
     let mount = Mount::tmpfs("size=24m");
     let dir = mount.0.path();
     // The initial files fit, and the load creates more of them.

@@ -295,7 +295,7 @@ fn what_the_export_does_not_allow_is_refused() {
 }
 
 #[test]
-fn a_request_that_fails_is_an_error_with_the_servers_text_or_counted() {
+fn failed_request_is_an_error_with_text_or_counted() {
     let start = || {
         let error = ["error-pread=EIO", "error-pread-rate=50%"];
         Server::nbdkit(&[&["--filter=error", "memory", "32M"], &error[..]].concat())

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_holds_its_arguments_back_is_waited_for_once_and_shortly() {
+    fn process_without_arguments_is_waited_for_once() {
         let guests = Guests::new(read);
         let started = Instant::now();
         for nth in 0..1000 {

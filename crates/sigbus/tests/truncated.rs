@@ -98,7 +98,7 @@ fn what_is_truncated_reads_as_zeroes_and_keeps_what_is_written() {
 }
 
 #[test]
-fn there_is_a_page_even_if_the_kernel_has_none_for_the_replacement() {
+fn spare_page_is_used_when_the_kernel_has_none() {
     let bell = bell();
     let memory = Memory::new(64, &bell);
     ftruncate(&memory.file, 0).unwrap();

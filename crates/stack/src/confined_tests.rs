@@ -285,7 +285,7 @@ fn a_data_file_is_written_to_only_if_the_user_names_it() {
 }
 
 #[test]
-fn an_image_without_a_directory_part_is_in_the_current_directory() {
+fn image_without_a_directory_is_in_the_current_one() {
     // The current directory of this test is the directory of this crate.
     let dirs = AllowedDirs::new(Path::new("image"), &[]).unwrap();
     let open = |name: &str| read_of(dirs.open(Path::new("image"), name.as_bytes()));

@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_gets_what_its_disks_name_and_only_while_they_are_opened() {
+    fn tenant_gets_files_of_its_disks_only_while_they_open() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         for name in ["own", "base", "other"] {

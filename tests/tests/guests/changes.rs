@@ -126,7 +126,7 @@ fn a_guest_hears_of_another_size_and_uses_it() {
 }
 
 #[test]
-fn a_guest_sees_nothing_of_changed_options_and_waits_while_its_disk_stands_still() {
+fn guest_requests_wait_while_options_change() {
     let all = start();
     for name in all.names.clone() {
         for option in [

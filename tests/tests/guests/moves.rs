@@ -62,7 +62,7 @@ fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
 /// Post-copy: the guest resumes at once, and its disk is copied afterwards. Servers of both hosts
 /// are killed meanwhile.
 #[test]
-fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
+fn guest_continues_at_once_while_its_disk_is_pulled() {
     let moves = Moves::new(false);
     let mut here = moves.begin();
     // Data that the guest does not access, and that takes a while to copy.

@@ -18,7 +18,7 @@ const CELL: Duration = Duration::from_secs(150);
 /// The host has one CPU, which the guest's own QEMU needs now and then, so some time is always
 /// stolen.
 #[test]
-fn what_a_neighbour_steals_from_a_guest_is_named_and_is_what_limits() {
+fn steal_by_a_neighbour_is_named_as_the_limiter() {
     // Other programs may use this machine's CPUs for a while, and an emulated host may stand still.
     decide(|| a_guest_with_a_neighbour().unwrap());
 }

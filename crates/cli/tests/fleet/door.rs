@@ -95,7 +95,7 @@ fn those_who_are_known_look_and_nobody_changes_anything() {
 }
 
 #[test]
-fn a_successor_is_asked_at_the_same_place_with_certificates_of_its_own() {
+fn successor_answers_at_the_same_address_with_its_own_key() {
     let certificates = Certificates::new();
     let (served, address) = host(&certificates, DISK);
     // The renewed certificates are invalid, so the server keeps the old ones.

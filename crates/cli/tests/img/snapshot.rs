@@ -212,7 +212,7 @@ fn monitor(image: &str, commands: &str) -> String {
 }
 
 #[test]
-fn a_machines_saved_state_stays_with_its_snapshot_and_out_of_the_disk() {
+fn vm_state_stays_in_the_snapshot_and_not_in_the_disk() {
     let pair = Pair::new("cluster_size=4k", false);
     pair.io(&["write -P 1 0 2M"]);
     for which in [0, 1] {

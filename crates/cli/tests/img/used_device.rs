@@ -223,7 +223,7 @@ fn disks_grow_by_zeroes_on_used_devices() {
 
 /// Behind the end of the copied data, a backing file would be visible.
 #[test]
-fn larger_targets_on_a_backing_file_read_as_zeroes_behind_the_copy() {
+fn larger_target_on_a_backing_file_ends_in_zeroes() {
     let place = Place::new();
     let base = place.path("base");
     fs::write(&base, vec![9; 4 * MIB as usize]).unwrap();

@@ -101,7 +101,7 @@ fn a_guest_that_goes_away_again_leaves_the_disk_where_it_is() {
 }
 
 #[test]
-fn a_disk_that_has_gone_is_for_no_guest_there_nor_after_an_upgrade() {
+fn moved_disk_is_refused_to_guests_also_after_an_upgrade() {
     let pair = Pair::new("raw", "raw");
     let source = pair.source();
     let target = pair.target();

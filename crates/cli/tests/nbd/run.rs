@@ -156,7 +156,7 @@ fn kill_group_if_any(parent: &Kept) {
 }
 
 #[test]
-fn server_stops_when_the_process_that_runs_the_command_is_killed() {
+fn server_stops_when_the_runner_of_its_command_is_killed() {
     let dir = disk_dir();
     let (mut parent, server, _) = start(dir.path());
     parent.signal("KILL");

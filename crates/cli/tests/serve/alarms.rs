@@ -36,7 +36,7 @@ fn info(served: &Served) -> Value {
 }
 
 #[test]
-fn a_percentile_that_is_too_high_is_told_with_the_stage_to_blame() {
+fn alarm_of_a_percentile_names_the_slowest_stage() {
     let served = Served::start(
         "memory:16M",
         &[

@@ -202,7 +202,7 @@ fn a_scratch_file_that_is_full_fails_the_backup_and_no_guest() {
 }
 
 #[test]
-fn a_full_disk_below_the_scratch_file_fails_the_backup_and_no_guest() {
+fn full_scratch_disk_fails_the_backup_but_no_guest_request() {
     let dir = disk_dir();
     let image = raw_image(dir.path());
     let small = dir.path().join("small");

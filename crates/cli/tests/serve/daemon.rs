@@ -142,7 +142,7 @@ fn quitting_ends_it_as_a_signal_does() {
 }
 
 #[test]
-fn a_front_end_in_the_middle_of_a_load_does_not_keep_it_from_ending() {
+fn server_ends_in_the_middle_of_a_front_ends_load() {
     let mut served = Served::start("null:1G", &["--iothreads", "2"]);
     let mut bench = fathom()
         .args([

@@ -53,7 +53,7 @@ fn each_flush_is_an_fdatasync_and_the_end_is_one() {
 }
 
 #[test]
-fn what_nobody_flushed_is_durable_when_the_last_ring_has_stopped() {
+fn unflushed_writes_are_durable_when_the_last_ring_has_stopped() {
     for cache in ["none", "writeback"] {
         let calls = calls(cache, &[]);
         let text = calls.join("\n");
@@ -78,7 +78,7 @@ fn every_write_is_durable_by_itself_without_a_cache() {
 /// This includes metadata: the image of a killed server has all acknowledged writes, although no
 /// front-end repeats them.
 #[test]
-fn without_a_cache_an_image_has_what_was_written_when_its_server_is_killed() {
+fn writes_without_a_cache_survive_a_killed_server() {
     for format in ["qcow2", "qed"] {
         let dir = disk_dir();
         let image = dir.path().join("disk.img");

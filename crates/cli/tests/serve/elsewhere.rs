@@ -145,7 +145,7 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
 }
 
 #[test]
-fn an_image_whose_data_is_in_another_file_is_refused_until_it_is_as_it_was() {
+fn image_with_a_replaced_data_file_is_refused() {
     let dir = disk_dir();
     let dir = dir.path();
     let create = ["create", "-q", "-f", "qcow2", "-o", "data_file=data"];
@@ -203,7 +203,7 @@ fn reads(dir: &Path, uri: &str) -> bool {
 
 /// This happens if an administrator replaces a base image by a newer one, for new disks.
 #[test]
-fn files_below_that_others_have_taken_the_place_of_are_served_on() {
+fn replaced_backing_files_are_served_until_the_disk_closes() {
     let dir = disk_dir();
     let dir = dir.path();
     let with_data = ["create", "-q", "-f", "qcow2", "-o", "data_file=data"];

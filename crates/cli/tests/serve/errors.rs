@@ -357,7 +357,7 @@ fn files_that_an_image_names_in_vain_are_told_in_one_line() {
 }
 
 #[test]
-fn what_looks_like_another_format_is_served_when_the_user_insists() {
+fn raw_image_like_another_format_is_served_on_request() {
     let dir = disk_dir();
     let image = dir.path().join("disk.img");
     let mut bytes = vec![0; 1 << 20];

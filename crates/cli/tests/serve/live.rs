@@ -100,7 +100,7 @@ pub fn server(of_api: &str) -> (Served, String) {
 }
 
 #[test]
-fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
+fn live_intervals_add_up_and_name_the_limiter() {
     let (served, address) = server("");
     let mut all = Listener::of(&served, "");
     let mut by_tcp = Listener::start(&[&format!("http://{address}/v1/live?interval=0.5")]);
@@ -235,7 +235,7 @@ fn ask_and_never_read(stream: &mut (impl Write + Read)) {
 }
 
 #[test]
-fn who_does_not_read_costs_nobody_anything_and_there_are_few_of_them() {
+fn live_clients_that_do_not_read_are_few_and_harmless() {
     let (served, address) = server("");
     let mut silent: Vec<_> = (0..14)
         .map(|_| UnixStream::connect(served.path("c")).unwrap())
@@ -317,7 +317,7 @@ fn what_is_asked_for_in_vain_is_said_so() {
 }
 
 #[test]
-fn after_an_upgrade_listeners_come_again_and_nothing_is_counted_twice() {
+fn live_clients_reconnect_after_an_upgrade_with_right_counts() {
     let (served, address) = server("");
     let reads: Vec<_> = (0..1000).map(|n| format!("read {n}k 1k")).collect();
     let _load = qemu_io(&served, "slow", &reads);

@@ -21,7 +21,7 @@ fn pinned(served: &Served) -> u64 {
 /// Large requests have several segments, small ones have one; all of them are verified. The memory
 /// is unpinned when the front-end disconnects.
 #[test]
-fn memory_is_pinned_for_its_front_end_and_requests_reach_the_right_bytes() {
+fn pinned_memory_gets_the_right_bytes_of_requests() {
     let dir = disk_dir();
     let image = dir.path().join("disk.img");
     std::fs::File::create(&image)

@@ -57,7 +57,7 @@ fn stopped(served: &Served, top: &str, base: &str) {
 }
 
 #[test]
-fn layers_go_into_every_kind_of_image_and_the_disk_keeps_its_own() {
+fn middle_layers_are_committed_into_each_kind_of_base() {
     for kind in Kind::all().step_by(2).filter(|kind| !kind.has("data_file")) {
         eprintln!("{kind:?}");
         let dir = kind.dir();

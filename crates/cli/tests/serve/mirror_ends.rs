@@ -61,7 +61,7 @@ fn write(disk: &mut Driver<'_>, model: &mut [u8], at: usize, byte: u8) {
 }
 
 #[test]
-fn forced_stop_of_a_mirror_to_a_server_that_does_not_answer_succeeds() {
+fn mirror_to_an_unresponsive_server_can_be_forced_to_stop() {
     for signal in ["KILL", "STOP"] {
         eprintln!("{signal}");
         let dir = disk_dir();
@@ -83,7 +83,7 @@ fn forced_stop_of_a_mirror_to_a_server_that_does_not_answer_succeeds() {
 }
 
 #[test]
-fn server_ends_in_time_although_the_target_of_its_mirror_does_not_answer() {
+fn server_ends_in_time_while_a_mirrors_target_hangs() {
     for signal in ["KILL", "STOP"] {
         eprintln!("{signal}");
         let dir = disk_dir();

@@ -274,7 +274,7 @@ fn whenever_the_server_is_killed_no_bitmap_is_too_clean() {
 }
 
 #[test]
-fn a_bitmap_without_a_file_is_in_memory_and_too_dirty_after_a_kill() {
+fn bitmap_in_memory_only_is_all_dirty_after_a_kill() {
     let dir = disk_dir();
     let dir = dir.path();
     qemu_img(dir, &["create", "-q", "-f", "qcow2", "i", "12M"]);

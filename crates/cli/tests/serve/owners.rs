@@ -165,7 +165,7 @@ fn put_of_a_static_disk_keeps_options_that_it_does_not_name() {
 }
 
 #[test]
-fn changed_static_disk_gets_no_other_image_that_a_restart_would_undo() {
+fn static_disk_is_not_switched_to_an_image_a_restart_undoes() {
     let images = disk_dir();
     let path = |name: &str| as_arg(&images.path().join(name));
     fs::write(path("root"), vec![1; 1 << 20]).unwrap();
@@ -455,7 +455,7 @@ fn failed(served: &Served) -> Vec<Value> {
 }
 
 #[test]
-fn persistent_disk_that_cannot_be_opened_is_shown_and_tried_again() {
+fn persistent_disk_that_cannot_be_opened_is_shown_and_retried() {
     let images = disk_dir();
     let image = as_arg(&images.path().join("i"));
     let dir = short_dir();
@@ -519,7 +519,7 @@ fn persistent_disk_that_cannot_be_opened_is_shown_and_tried_again() {
 }
 
 #[test]
-fn static_disk_that_cannot_be_opened_does_not_keep_others_from_being_served() {
+fn failed_static_disk_does_not_affect_other_disks() {
     let images = disk_dir();
     let image = as_arg(&images.path().join("i"));
     let late = static_disk("late", &image, "");

@@ -78,7 +78,7 @@ fn is_refused_at_once(args: &[&str], words: &[&str]) {
 
 /// A late write to the base must not overwrite the data of another job, so no other job begins.
 #[test]
-fn end_of_a_commit_whose_base_does_not_answer_is_refused_at_once() {
+fn stop_of_a_commit_into_a_hanging_base_is_refused_at_once() {
     for is_top in [true, false] {
         eprintln!("top: {is_top}");
         let dir = disk_dir();
@@ -197,7 +197,7 @@ impl Drop for RemoteFile {
 }
 
 #[test]
-fn end_of_a_stream_whose_backing_file_does_not_answer_is_refused_at_once() {
+fn stop_of_a_stream_from_a_hanging_file_is_refused_at_once() {
     let dir = disk_dir();
     let dir = dir.path();
     let far = RemoteFile::new(dir, 1);

@@ -98,7 +98,7 @@ fn image_below_a_snapshot_is_not_written_again() {
 }
 
 #[test]
-fn source_of_a_completed_mirror_is_superseded_and_its_target_is_not() {
+fn completed_mirror_supersedes_its_source_only() {
     let dir = disk_dir();
     let path = |name: &str| as_arg(&dir.path().join(name));
     let (image, target) = (path("i"), path("t"));
@@ -153,7 +153,7 @@ fn add(served: &Served, name: &str, image: &str, more: &[&str]) {
 }
 
 #[test]
-fn persistent_disk_is_served_on_its_newer_image_and_no_other_disk_on_the_old_one() {
+fn superseded_image_of_a_persistent_disk_is_not_served() {
     let dir = disk_dir();
     let path = |name: &str| as_arg(&dir.path().join(name));
     let (image, layer) = (path("i"), path("layer"));

@@ -128,7 +128,7 @@ fn a_file_may_end_within_its_last_cluster() {
 
 /// QEMU reads zeroes from the part that was cut off before it opened the image.
 #[test]
-fn image_that_was_cut_off_is_not_written_to_unless_zeroes_are_wanted() {
+fn truncated_image_is_written_only_with_zero_missing_clusters() {
     const LOST: usize = SIZE - 4 * CLUSTER;
     let dir = disk_dir();
     let dir = dir.path();
@@ -176,7 +176,7 @@ fn image_that_was_cut_off_is_not_written_to_unless_zeroes_are_wanted() {
 }
 
 #[test]
-fn a_file_that_is_replaced_or_deleted_is_told_at_the_next_attach() {
+fn replaced_or_deleted_file_is_reported_at_the_next_attach() {
     let dir = disk_dir();
     let dir = dir.path();
     for format in ["raw", "qcow2"] {

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 
 /// The first of two disks is on a server of QEMU, which is stopped in the middle of a request.
 #[test]
-fn a_storage_that_says_nothing_ends_neither_the_others_nor_the_end() {
+fn hanging_storage_delays_neither_other_disks_nor_the_end() {
     let (images, dir) = (disk_dir(), short_dir());
     let image = make_image(images.path(), "raw", 64 << 20);
     let path = |name: &str| as_arg(&dir.path().join(name));

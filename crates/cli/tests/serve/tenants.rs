@@ -96,7 +96,7 @@ fn contents(served: &Served, disk: &str) -> Vec<u8> {
 }
 
 #[test]
-fn each_tenant_is_a_process_and_the_supervisor_has_nothing_of_its_disks() {
+fn tenants_are_processes_and_the_supervisor_opens_no_disk() {
     let dir = short_dir();
     let image = dir.path().join("raw");
     fs::write(&image, vec![0; LEN]).unwrap();

@@ -342,7 +342,7 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
 }
 
 #[test]
-fn a_signal_leaves_the_terminal_as_it_was_and_a_server_that_goes_is_waited_for() {
+fn top_restores_the_terminal_and_waits_for_servers() {
     let (mut served, _) = server("");
     let terminal = Terminal::start(80, 24, &["TERM=vt100", "LANG=C", "LC_ALL=C", "NO_COLOR=1"]);
     let settings = terminal.settings("before");

@@ -216,7 +216,7 @@ fn an_injected_delay_is_found_in_its_stage() {
 }
 
 #[test]
-fn a_trace_that_another_process_truncates_is_given_up_and_the_disk_served_on() {
+fn truncated_trace_is_ended_and_the_disk_stays_served() {
     let dir = crate::support::short_dir();
     let trace = crate::support::as_arg(&dir.path().join("trace"));
     let mut served = Served::start("null:1T", &["--trace", &trace, "--iothreads", "2"]);

@@ -186,7 +186,7 @@ fn so_are_those_of_a_device_and_of_a_server() {
 }
 
 #[test]
-fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
+fn refused_operations_on_unserved_bitmaps_change_nothing() {
     let dir = disk_dir();
     let disk = Disk::raw(dir.path());
     let image = disk.image.clone();
@@ -420,7 +420,7 @@ fn a_bitmap_that_has_missed_something_is_not_believed() {
 
 /// The image has lost its bitmaps, and its version does not support bitmaps any more.
 #[test]
-fn a_bitmap_that_the_image_had_is_left_well_when_it_can_have_none() {
+fn own_bitmap_stays_valid_when_the_image_can_have_none() {
     let dir = disk_dir();
     let image = as_arg(&dir.path().join("i"));
     let qemu = |args: &[&str]| drop(qemu_img(dir.path(), args));

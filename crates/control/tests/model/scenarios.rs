@@ -95,7 +95,7 @@ fn holds(name: &str, world: World) {
 }
 
 #[test]
-fn persistent_disk_keeps_acknowledged_writes_when_files_and_hosts_fail() {
+fn persistent_disk_keeps_acknowledged_writes_on_failures() {
     let budget = Budget {
         requests: 2,
         crashes: 1,
@@ -107,7 +107,7 @@ fn persistent_disk_keeps_acknowledged_writes_when_files_and_hosts_fail() {
 }
 
 #[test]
-fn persistent_disk_is_as_last_changed_when_definitions_are_read_meanwhile() {
+fn reread_definitions_do_not_undo_a_change_in_progress() {
     let budget = Budget {
         requests: 2,
         crashes: 1,

@@ -112,7 +112,7 @@ fn an_idle_worker_sleeps() {
 
 /// A kernel flag may stay set.
 #[test]
-fn a_worker_whose_engine_is_wrong_about_what_there_is_sleeps_nevertheless() {
+fn worker_sleeps_when_its_engine_reports_no_completion() {
     for polling in [Polling::Auto, Polling::Fixed(Duration::from_micros(20))] {
         let disk: Arc<dyn Disk> = TestDisk::new();
         let worker = spawn_on(module_path!(), &disk, polling, PollEngine::insisting);
@@ -163,7 +163,7 @@ fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
 }
 
 #[test]
-fn what_a_source_brings_is_served_even_if_it_is_detached_at_once() {
+fn requests_of_a_source_detached_at_once_are_served() {
     let disk = TestDisk::new();
     let worker = worker(&disk, Polling::Off);
     let stop = AtomicBool::new(false);
@@ -194,7 +194,7 @@ fn what_a_source_brings_is_served_even_if_it_is_detached_at_once() {
 }
 
 #[test]
-fn a_kick_that_comes_while_a_completion_is_handled_is_not_slept_over() {
+fn kick_during_a_completion_wakes_the_worker() {
     for polling in [Polling::Off, Polling::Auto] {
         let disk = holding();
         let worker = worker(&disk, polling);
@@ -250,7 +250,7 @@ fn sources_come_and_go_beside_each_other() {
 }
 
 #[test]
-fn a_peer_that_breaks_the_protocol_is_left_alone_and_can_be_detached() {
+fn peer_that_breaks_the_protocol_can_be_detached() {
     let disk = TestDisk::new();
     let worker = worker(&disk, Polling::Auto);
     let (bad, good) = (Peer::new(), Peer::new());

@@ -180,7 +180,7 @@ fn a_full_interrupt_holds_up_nobody_else_at_its_worker() {
 }
 
 #[test]
-fn who_says_nothing_gives_way_and_half_a_message_is_not_waited_for() {
+fn silent_front_end_is_replaced_and_half_a_message_ends_it() {
     let patience = Duration::from_millis(300);
     let served = Served::with_patience(patience);
     // Without other front-ends, a silent one may take its time.
@@ -224,7 +224,7 @@ fn what_was_in_flight_is_carried_out_by_the_next_process() {
 
 /// As with firmware that uses larger queues than the device offers.
 #[test]
-fn so_it_is_of_a_queue_that_is_larger_than_the_front_end_has_said() {
+fn queue_larger_than_negotiated_is_drained_too() {
     carried_out(QUEUE_SIZE / 4);
 }
 

@@ -126,7 +126,7 @@ fn descriptor_of_an_unfinished_message_reaches_the_successor() {
 }
 
 #[test]
-fn unfinished_reply_on_the_back_channel_is_continued_by_the_successor() {
+fn successor_continues_a_reply_on_the_back_channel() {
     let served = Served::new();
     let memory = Memory::new();
     let mut frontend = served.connect();

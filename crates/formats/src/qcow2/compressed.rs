@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clusters_that_do_not_compress_leave_nothing_to_those_that_come_after() {
+    fn incompressible_cluster_does_not_affect_the_next() {
         let mut state = 88_172_645_463_325_252_u64;
         let mut noise = move || {
             state ^= state << 13;

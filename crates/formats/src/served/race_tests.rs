@@ -64,7 +64,7 @@ fn entry_is_published_in_an_image_that_is_dirty_already() {
 }
 
 #[test]
-fn fua_write_flushes_an_entry_that_was_linked_just_before_its_look_up() {
+fn fua_write_flushes_an_entry_linked_before_its_lookup() {
     let mut bed = bed();
     let link = write_about_to_link(&bed);
     race::at(Point::LookUp, link);
@@ -77,7 +77,7 @@ fn fua_write_flushes_an_entry_that_was_linked_just_before_its_look_up() {
 }
 
 #[test]
-fn plain_write_leaves_an_entry_that_was_linked_just_before_its_look_up() {
+fn plain_write_keeps_an_entry_linked_before_its_lookup() {
     let mut bed = bed();
     let link = write_about_to_link(&bed);
     race::at(Point::LookUp, link);

@@ -544,7 +544,7 @@ fn random_changes(map: &mut Map, random: &mut impl FnMut() -> u64) {
 }
 
 #[test]
-fn randomly_broken_qcow2_images_are_judged_as_qemu_does_and_repaired() {
+fn broken_qcow2_images_are_checked_as_by_qemu_and_repaired() {
     let mut state = 0x5eed_u64;
     let mut random = || {
         state ^= state << 13;

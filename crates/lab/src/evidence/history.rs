@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_is_missing_has_no_series_and_workers_may_come_later() {
+    fn missing_counter_has_no_series_and_workers_may_start_late() {
         let begin = Point {
             workers: None,
             ..Point::default()

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_suspected_or_can_be_changed_nothing_is_tried() {
+    fn nothing_is_tried_without_a_suspect_or_a_setting() {
         assert_eq!(tried(&[], |evidence| evidence.load.requests /= 10), None);
         let mut without = cell(&[], |_| ());
         without.evidence = None;

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_is_planned_once_a_round_and_is_the_same_point_in_all() {
+    fn next_cell_is_planned_once_per_round() {
         let experiment = find("parallel").unwrap();
         let mut order = Order::new(experiment);
         for (name, value) in [("appliances", "10"), ("step", "5"), ("disk", "none,qemu")] {

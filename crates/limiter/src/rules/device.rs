@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_has_everything_and_goes_as_fast_as_it_can_is_the_limit() {
+    fn busy_device_with_full_queue_is_the_limiter() {
         let finding = at_its_limit(&at_limit()).unwrap();
         assert!(finding.holds);
         assert_eq!(finding.subject.as_deref(), Some("nvme0n1"));

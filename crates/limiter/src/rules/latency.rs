@@ -83,7 +83,7 @@ mod tests {
     use fathom_run::evidence::Layer;
 
     #[test]
-    fn one_in_flight_with_all_idle_is_latency_and_its_largest_layer_is_named() {
+    fn depth_one_on_an_idle_machine_is_latency_bound() {
         let layers = with(cell(1, 212.0), |evidence| {
             let layer = |name: &str, us: f64| Layer {
                 name: name.into(),

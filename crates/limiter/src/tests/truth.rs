@@ -126,7 +126,7 @@ fn a_saturated_worker_is_named_before_the_load_that_feeds_it() {
 }
 
 #[test]
-fn a_load_in_an_emulated_guest_is_named_and_not_the_vcpu_that_it_runs_in() {
+fn load_in_an_emulated_guest_is_named_not_its_vcpu() {
     let emulated = with(in_memory(32, 3000.0), |evidence| {
         evidence.threads[0] = thread("CPU 0/TCG", ThreadRole::Vcpu, 9.98);
         evidence.guest.as_mut().unwrap().busy[0] = 100.0;

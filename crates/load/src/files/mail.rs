@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_come_as_often_as_their_weights_say_and_end_at_the_largest() {
+    fn sizes_follow_their_weights_up_to_the_largest() {
         let mut rng = Rng::new(2);
         let sizes: Vec<u32> = (0..DRAWS).map(|_| draw_size(&mut rng, MAX_SIZE)).collect();
         for (size, weight) in SIZES {

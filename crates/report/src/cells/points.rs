@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn points_stand_in_the_order_of_the_parameters_values_whatever_ran_first() {
+    fn points_are_in_the_order_of_the_parameters_values() {
         let server = ["qemu", "fathom"];
         let mut cells = Vec::new();
         for (i, (depth, round)) in [("32", 2), ("1", 1), ("32", 1), ("1", 2)]
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_parameters_do_not_list_is_an_axis_where_cells_differ() {
+    fn unlisted_differences_of_cells_become_an_axis() {
         let cells = vec![
             cell("a", 1, &[("x", "9"), ("only", "here")]),
             cell("b", 1, &[("x", "1")]),

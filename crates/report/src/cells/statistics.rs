@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn two_runs_of_the_same_thing_differ_by_noise_in_nineteen_of_twenty() {
+    fn equal_runs_differ_by_noise_in_nineteen_of_twenty() {
         let mut state = 1u64;
         let mut draw = || {
             state = state

@@ -97,7 +97,7 @@ fn ratios_are_to_the_first_of_those_side_by_side() {
 }
 
 #[test]
-fn what_cannot_stand_side_by_side_stands_alone_or_in_the_ordinary_table() {
+fn incomparable_cells_are_shown_alone() {
     // The parameter does not vary.
     let (_dir, table) = side_by_side("scenario", 100);
     let text = plain(&table);

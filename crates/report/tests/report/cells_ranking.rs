@@ -22,7 +22,7 @@ fn a_ranking_is_as_it_was_found_good() {
 }
 
 #[test]
-fn settings_are_ranked_where_points_differ_from_the_base_in_one_alone() {
+fn settings_are_ranked_by_points_that_differ_in_one() {
     let (_dir, table) = ranked_run(6);
     let measures: Vec<&str> = { table.rankings.iter() }
         .map(|one| one.measure.as_str())

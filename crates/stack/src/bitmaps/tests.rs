@@ -137,7 +137,7 @@ fn nothing_is_lost_by_a_process_that_is_killed() {
 }
 
 #[test]
-fn after_the_machine_went_down_all_is_dirty_until_a_backup_is_safe() {
+fn bitmap_is_all_dirty_after_a_crash_until_a_backup() {
     let (mut host, bitmaps) = Host::with_one();
     drop(bitmaps);
     host.boot = "two";
@@ -469,7 +469,7 @@ fn bitmap_cleared_while_a_write_is_in_flight_has_it_marked() {
 }
 
 #[test]
-fn bitmap_is_neither_added_nor_cleared_if_a_worker_does_not_respond() {
+fn bitmap_is_unchanged_if_a_worker_does_not_respond() {
     let (_host, bitmaps) = Host::with_one();
     mark(&bitmaps, 0, 1);
     let mut stuck = || Err("a worker did not respond".to_owned());

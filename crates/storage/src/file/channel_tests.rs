@@ -146,7 +146,7 @@ fn disk_of(cache: Cache, workers: usize) -> FileDisk {
 }
 
 #[test]
-fn successful_flush_waits_for_one_that_another_worker_may_have_to_report_as_failed() {
+fn successful_flush_waits_for_one_that_may_fail() {
     let disk = disk(Cache::Writeback);
     let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
     let (first, second) = (one.flush(), other.flush());
@@ -160,7 +160,7 @@ fn successful_flush_waits_for_one_that_another_worker_may_have_to_report_as_fail
 }
 
 #[test]
-fn successful_flush_is_answered_once_all_before_it_have_succeeded() {
+fn flush_is_answered_after_all_earlier_ones_succeed() {
     let disk = disk(Cache::Writeback);
     let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
     let (first, second) = (one.flush(), other.flush());
@@ -220,7 +220,7 @@ fn workers_that_flush_by_files_of_their_own_wait_for_no_other() {
 }
 
 #[test]
-fn workers_for_whom_there_is_no_file_of_their_own_wait_for_each_other() {
+fn workers_that_share_a_file_wait_for_each_other() {
     let disk = disk_of(Cache::Writeback, 2);
     let (own, _also_own) = (Worker::new(&disk), Worker::new(&disk));
     let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
@@ -247,7 +247,7 @@ fn flush_without_page_cache_waits_for_no_other() {
 }
 
 #[test]
-fn write_that_syncs_reports_lost_writes_instead_of_the_next_flush() {
+fn syncing_write_reports_lost_writes_before_the_next_flush() {
     let disk = disk(Cache::Writeback);
     let mut one = Worker::new(&disk);
     let write = one.submit(Op::Write, true).expect("a write");

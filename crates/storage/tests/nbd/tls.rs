@@ -50,7 +50,7 @@ fn refuses(uri: &NbdUri) -> String {
 }
 
 #[test]
-fn only_the_right_server_is_believed_and_the_right_client_let_in() {
+fn wrong_certificates_of_servers_and_clients_are_refused() {
     let (pki, others) = (Pki::new(), Pki::new());
     let server = nbdkit(&pki, &["--tls-verify-peer"]);
     let line = refuses(&nbds(&server, others.dir(), ""));

@@ -423,7 +423,7 @@ fn disks_refuse_what_they_did_not_offer() {
 }
 
 #[test]
-fn writes_are_durable_when_the_driver_cannot_flush_or_does_not_cache() {
+fn writes_are_durable_if_the_driver_cannot_flush() {
     for (kind, len) in [(T_OUT, 512), (T_DISCARD, 16), (T_WRITE_ZEROES, 16)] {
         let fua = |features, writeback| {
             let mut case = Case::range(kind, range(0, 1, 0));

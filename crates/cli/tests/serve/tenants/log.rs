@@ -101,7 +101,7 @@ fn who_says_too_much_is_not_heard_and_all_is_counted() {
 }
 
 #[test]
-fn nothing_that_a_tenant_says_is_for_a_terminal_or_looks_like_the_supervisors() {
+fn log_lines_of_tenants_are_escaped_and_marked() {
     let served = start(short_dir(), &[("a", "null:1M", "")]);
     let forged = "\x1b]0;x\x07\x1b[2J\x1b[1A1970-01-01T00:00:00Z ERROR forged\r1970 ERROR too\n";
     stderr(&served, "a").write_all(forged.as_bytes()).unwrap();

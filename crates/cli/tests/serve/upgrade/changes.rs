@@ -135,7 +135,7 @@ fn loaded_clients_see_nothing_of_changes() {
 }
 
 #[test]
-fn a_client_in_the_middle_of_a_request_goes_on_with_the_changed_disk() {
+fn client_in_a_request_continues_with_the_changed_disk() {
     let dir = disk_dir();
     let (chain, socket) = clients::serve(&image(dir.path(), "raw"), &["--format", "raw"]);
     let mut client = Client::start(include_str!("half.py"), &[&socket]);
@@ -216,7 +216,7 @@ fn a_disk_that_cannot_be_changed_goes_on_as_it_was() {
 }
 
 #[test]
-fn raw_disk_that_its_guest_encrypts_survives_changes_and_upgrades() {
+fn raw_disk_with_guest_encryption_survives_upgrades() {
     let dir = disk_dir();
     let image = image(dir.path(), "raw");
     let mut chain = Chain::start(&image, &[]);
@@ -235,7 +235,7 @@ fn raw_disk_that_its_guest_encrypts_survives_changes_and_upgrades() {
 /// A removal without `--force` checks repeatedly whether the disk is in use, while changed disks
 /// replace it.
 #[test]
-fn removal_without_force_leaves_a_disk_that_changes_to_its_clients() {
+fn unforced_removal_keeps_a_changing_disk_with_clients() {
     let dir = disk_dir();
     let (chain, socket) = clients::serve(&image(dir.path(), "raw"), &["--format", "raw"]);
     let mut client = Client::start(include_str!("load.py"), &[&socket, "structured", "3"]);

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_made_before_the_load_and_by_it_only_where_that_is_the_load() {
+    fn files_are_made_before_loads_that_do_not_create_them() {
         let place = Place::in_guest();
         let scripts = |scenario: &str| {
             let load = load(scenario);

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bridge_connects_and_nothing_of_it_is_in_this_machines_network() {
+    fn bridge_is_confined_to_its_network_namespace() {
         let before = devices();
         let bridge = Bridge::new().unwrap();
         let sides = [Namespace::new().unwrap(), Namespace::new().unwrap()];

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn efficiency_is_one_where_each_has_a_cpu_of_its_own_or_all_share_them_well() {
+    fn efficiency_is_one_with_a_cpu_each_or_fair_sharing() {
         // A single appliance takes 3 s. On two CPUs, two take 3 s, and eight take 12 s.
         assert_eq!(efficiency(3.0, 3.0, 1, 2), 1.0);
         assert_eq!(efficiency(3.0, 3.0, 2, 2), 1.0);

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_end_with_a_flush_and_only_random_tests_with_their_time() {
+    fn writes_end_with_a_flush_and_random_tests_by_time() {
         for test in Test::ALL.iter().filter(|test| test.is_of_data()) {
             let script = load(*test).run(PLACE);
             assert_eq!(script.contains("--end_fsync=1"), test.is_flushed());

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn every_layer_is_at_its_station_and_the_way_leads_down_before_it_leads_up() {
+    fn layers_are_at_their_stations_on_the_way_down_and_up() {
         use Group::{HostIo, Network, RemoteIo, RemoteServer};
         // A request is carried out either here or on another host.
         for elsewhere in [&[HostIo][..], &[Network, RemoteServer, RemoteIo]] {

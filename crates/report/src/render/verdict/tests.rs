@@ -102,7 +102,7 @@ fn told(run: &Analysis) -> String {
 use Layer::{GuestDevice, GuestSubmit, HostDevice, HostIo, HostSubmit, ServerPop, ServerWake};
 
 #[test]
-fn the_device_is_suspected_for_what_it_takes_beyond_the_host_alone() {
+fn device_is_suspected_for_its_time_beyond_the_hosts() {
     let layers = [
         (GuestSubmit, 10.0, 20.0),
         (ServerWake, 13.0, 25.0),

@@ -344,7 +344,7 @@ fn data_that_is_too_long_is_skipped_or_not_even_that() {
 }
 
 #[test]
-fn an_export_that_does_not_exist_is_told_and_another_may_be_chosen() {
+fn unknown_export_is_refused_and_another_can_be_chosen() {
     let mut client = Client::new(host());
     client.ask(opt::GO, &choice("c", &[]));
     let why = client.expect(opt::GO, rep::ERR_UNKNOWN);
@@ -381,7 +381,7 @@ fn a_client_that_goes_during_go_leaves_the_disk() {
 }
 
 #[test]
-fn blocks_larger_than_sectors_are_told_and_need_not_be_asked_for() {
+fn large_block_size_is_announced_without_a_request() {
     let mut client = Client::new(client::host_with_blocks(4096));
     client.ask(opt::GO, &choice("a", &[]));
     let said = client.infos_of(opt::GO);
