@@ -7,7 +7,7 @@ use fathom_formats::offline::Image;
 use fathom_formats::offline::resize::Below;
 use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_formats::{Error as FormatError, Format, Result as FormatResult};
-use fathom_stack::{Ask, Client, ImageOpener, Job, KeyRing, StoredImage};
+use fathom_stack::{Client, DiskRequest, ImageOpener, Job, KeyRing, StoredImage};
 use fathom_storage::EngineKind;
 use std::cell::RefCell;
 use std::io;
@@ -72,7 +72,7 @@ impl Backing {
             }
         };
         let pages = Some(AlignedBuffer::try_new(buf.len())?);
-        client.ask(Ask::new(Op::Read, offset, buf.len() as u64, pages));
+        client.ask(DiskRequest::new(Op::Read, offset, buf.len() as u64, pages));
         let answer = job.wait();
         *reader = Some((job, client));
         if answer.errno != 0 {

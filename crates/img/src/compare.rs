@@ -5,7 +5,7 @@ use crate::job::{Pool, Segment, State};
 use crate::progress::Progress;
 use crate::source::{Opened, Source};
 use fathom_core::{AlignedBuffer, Op, is_zero};
-use fathom_stack::{Answer, Ask, Job};
+use fathom_stack::{DiskReply, DiskRequest, Job};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::time::Duration;
@@ -231,17 +231,17 @@ impl Run<'_, '_> {
         let to_read = to_read.filter(|(_, state)| !state.is_zero());
         for ((disk, _), pages) in to_read.zip(pages) {
             pair.awaited += 1;
-            disk.client.ask(Ask {
+            disk.client.ask(DiskRequest {
                 tag: tag as u64,
-                ..Ask::new(Op::Read, range.start, len, Some(pages))
+                ..DiskRequest::new(Op::Read, range.start, len, Some(pages))
             });
         }
         self.pairs[tag] = Some(pair);
         Ok(())
     }
 
-    fn take(&mut self, answer: Answer) -> Result<(), Error> {
-        let Answer { client, ask, errno } = answer;
+    fn take(&mut self, answer: DiskReply) -> Result<(), Error> {
+        let DiskReply { client, ask, errno } = answer;
         let side = usize::from(client == self.disks[1].client.number());
         let place = &mut self.pairs[ask.tag as usize];
         let pair = place.as_mut().expect("it has begun");

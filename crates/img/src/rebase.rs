@@ -10,7 +10,7 @@ use fathom_core::{AlignedBuffer, Op, is_zero};
 use fathom_formats::Format;
 use fathom_formats::offline::backing::{NewBacking, set_backing};
 use fathom_formats::served::Storage;
-use fathom_stack::{Answer, Ask, Client, Job, KeyRing, StoredImage, seen_from};
+use fathom_stack::{Client, DiskReply, DiskRequest, Job, KeyRing, StoredImage, seen_from};
 use fathom_storage::{Cache, Location};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -265,8 +265,8 @@ impl Run<'_> {
         }
     }
 
-    fn written(&mut self, answer: Answer) {
-        let Answer { ask, errno, .. } = answer;
+    fn written(&mut self, answer: DiskReply) {
+        let DiskReply { ask, errno, .. } = answer;
         self.in_flight -= 1;
         if errno != 0 {
             let error = self.moving.write_error(ask.offset, ask.len, errno);
@@ -276,7 +276,7 @@ impl Run<'_> {
     }
 
     /// Waits for the next reply to a read, and handles replies to writes in between.
-    fn read(&mut self) -> Answer {
+    fn read(&mut self) -> DiskReply {
         loop {
             let answer = self.job.wait();
             if answer.ask.op == Op::Read {
@@ -299,7 +299,7 @@ impl Run<'_> {
             .clamp(range.start, range.end);
         new.bytes_mut()[(new_end - range.start) as usize..].fill(0);
         let mut awaited = 1;
-        let read = |len: u64, pages| Ask::new(Op::Read, range.start, len, Some(pages));
+        let read = |len: u64, pages| DiskRequest::new(Op::Read, range.start, len, Some(pages));
         self.image.ask(read(len as u64, old));
         let mut kept = None;
         match self.new {
@@ -312,7 +312,7 @@ impl Run<'_> {
         let mut old = None;
         let mut failure = None;
         for _ in 0..awaited {
-            let Answer { client, ask, errno } = self.read();
+            let DiskReply { client, ask, errno } = self.read();
             if errno != 0 {
                 failure = Some(self.moving.read_error(ask.offset, ask.len, errno));
             }
@@ -376,15 +376,15 @@ impl Run<'_> {
         None
     }
 
-    fn ask_to_write(&self, offset: u64, part: Range<usize>, old: AlignedBuffer) -> Ask {
+    fn ask_to_write(&self, offset: u64, part: Range<usize>, old: AlignedBuffer) -> DiskRequest {
         let len = (part.end - part.start) as u64;
         let op = match is_zero(&old.bytes()[part.clone()]) {
             true => Op::WriteZeroes,
             false => Op::Write,
         };
-        Ask {
+        DiskRequest {
             skip: part.start,
-            ..Ask::new(op, offset, len, Some(old))
+            ..DiskRequest::new(op, offset, len, Some(old))
         }
     }
 

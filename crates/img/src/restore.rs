@@ -10,7 +10,7 @@ use crate::stream;
 use crate::stripes::{depth, start_of};
 use fathom_archive::{Image, Manifest};
 use fathom_core::{AlignedBuffer, Op};
-use fathom_stack::{Answer, Ask, Client, Job};
+use fathom_stack::{Client, DiskReply, DiskRequest, Job};
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -216,11 +216,11 @@ impl Run<'_, '_> {
             let len = len.min(most.max(PIECE));
             self.parts[tag] = Some(part);
             let op = if is_zero { Op::WriteZeroes } else { Op::Write };
-            return self.target.ask(Ask {
+            return self.target.ask(DiskRequest {
                 unmap: is_zero && self.unmap,
                 skip: part.written as usize,
                 tag: tag as u64,
-                ..Ask::new(op, at, len, Some(pages))
+                ..DiskRequest::new(op, at, len, Some(pages))
             });
         }
         self.parts[tag] = None;
@@ -232,8 +232,8 @@ impl Run<'_, '_> {
         self.pool.put(pages);
     }
 
-    fn take(&mut self, answer: Answer) -> Result<(), Error> {
-        let Answer { ask, errno, .. } = answer;
+    fn take(&mut self, answer: DiskReply) -> Result<(), Error> {
+        let DiskReply { ask, errno, .. } = answer;
         let tag = ask.tag as usize;
         if errno != 0 {
             let failed = self.moving.write_error(ask.offset, ask.len, errno);

@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use crate::target::{Target, parent};
 use fathom_core::{AlignedBuffer, Disk, Op};
 use fathom_formats::offline::create::Preallocation;
-use fathom_stack::{Ask, Client, Job, KeyRing, seen_from};
+use fathom_stack::{Client, DiskRequest, Job, KeyRing, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -239,9 +239,9 @@ fn write_zeroes(
     while at < range.end {
         progress.check()?;
         let len = (range.end - at).min(most.max(SECTOR));
-        let ask = Ask {
+        let ask = DiskRequest {
             unmap,
-            ..Ask::new(op, at, len, pages)
+            ..DiskRequest::new(op, at, len, pages)
         };
         let answer = job.answer_to(target, ask);
         if answer.errno != 0 {

@@ -9,7 +9,7 @@ use fathom_core::extents::extents;
 use fathom_core::{AlignedBuffer, Op};
 use fathom_formats::Format;
 use fathom_formats::served::{Host, MapExtent, Storage};
-use fathom_stack::{Ask, Client, Job, StoredImage};
+use fathom_stack::{Client, DiskRequest, Job, StoredImage};
 use fathom_storage::{EngineKind, Location};
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -328,7 +328,7 @@ impl<'a> Asked<'a> {
 
     fn ask(&mut self) -> Result<(), Error> {
         let len = (self.left.end - self.left.start).min(ASKED);
-        let ask = Ask::new(Op::BlockStatus, self.left.start, len, self.pages.take());
+        let ask = DiskRequest::new(Op::BlockStatus, self.left.start, len, self.pages.take());
         let answer = self.job.answer_to(self.client, ask);
         let pages = answer.ask.pages.expect("what was sent");
         let mut at = self.left.start;

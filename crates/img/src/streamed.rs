@@ -9,7 +9,7 @@ use crate::stream;
 use fathom_core::{AlignedBuffer, Op};
 use fathom_formats::Format;
 use fathom_formats::offline::create::Contents;
-use fathom_stack::{Answer, Ask, Job};
+use fathom_stack::{DiskReply, DiskRequest, Job};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -210,9 +210,9 @@ impl Output {
                 self.begun += 1;
                 if state == State::Data {
                     let pages = AlignedBuffer::try_new(PIECE as usize).map_err(Error::memory)?;
-                    source.client.ask(Ask {
+                    source.client.ask(DiskRequest {
                         tag: number,
-                        ..Ask::new(Op::Read, at, len, Some(pages))
+                        ..DiskRequest::new(Op::Read, at, len, Some(pages))
                     });
                     *in_flight += 1;
                 } else {
@@ -234,7 +234,7 @@ impl Output {
 
     fn take(
         &mut self,
-        answer: Answer,
+        answer: DiskReply,
         source: &Opened,
         progress: &mut Progress<'_>,
     ) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use crate::progress::Progress;
 use crate::source::Opened;
 use fathom_archive::{Hash, Manifest, Put, Writer};
 use fathom_core::{AlignedBuffer, Op, is_zero};
-use fathom_stack::{Answer, Ask, Job};
+use fathom_stack::{DiskReply, DiskRequest, Job};
 use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
@@ -274,10 +274,10 @@ impl Run<'_, '_> {
         if !left.is_empty() {
             self.parts[tag] = Some(part);
             let len = PIECE.min(left.end - left.start);
-            return self.source.client.ask(Ask {
+            return self.source.client.ask(DiskRequest {
                 tag: tag as u64,
                 skip: (left.start - start_of(self.frame, index)) as usize,
-                ..Ask::new(Op::Read, left.start, len, Some(pages))
+                ..DiskRequest::new(Op::Read, left.start, len, Some(pages))
             });
         }
         self.parts[tag] = None;
@@ -291,8 +291,8 @@ impl Run<'_, '_> {
         self.background.begin(self.keep.clone().keep(index, filled));
     }
 
-    fn take(&mut self, answer: Answer) -> Result<(), Error> {
-        let Answer { ask, errno, .. } = answer;
+    fn take(&mut self, answer: DiskReply) -> Result<(), Error> {
+        let DiskReply { ask, errno, .. } = answer;
         let tag = ask.tag as usize;
         let mut part = self.parts[tag].take().expect("it has begun");
         if errno != 0 {

@@ -2,7 +2,7 @@
 
 use fathom_core::extents::extents;
 use fathom_core::{AlignedBuffer, Changes, Op, RangeLimits, is_zero};
-use fathom_stack::{Answer, Ask, Client, Job};
+use fathom_stack::{Client, DiskReply, DiskRequest, Job};
 use fathom_units::cause;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -235,7 +235,7 @@ impl Copy<'_> {
         let pages = slice.memory(len);
         let pages = pages.map_err(|error| format!("no memory to copy data: {}", cause(error)))?;
         self.source
-            .ask(Ask::new(Op::Read, range.start, len, Some(pages)));
+            .ask(DiskRequest::new(Op::Read, range.start, len, Some(pages)));
         slice.in_flight += 1;
         slice.copied += len;
         self.pace.has_begun(len);
@@ -250,8 +250,8 @@ impl Copy<'_> {
         }
         let pages = AlignedBuffer::try_new(ANSWER)
             .map_err(|error| format!("no memory: {}", cause(error)))?;
-        let ask = Ask::new(Op::BlockStatus, range.start, end - range.start, Some(pages));
-        let Answer { ask, errno, .. } = self.job.answer_to(self.source, ask);
+        let ask = DiskRequest::new(Op::BlockStatus, range.start, end - range.start, Some(pages));
+        let DiskReply { ask, errno, .. } = self.job.answer_to(self.source, ask);
         if errno != 0 {
             return Err(failed("cannot read the source", errno));
         }
@@ -313,8 +313,8 @@ impl Copy<'_> {
         }
     }
 
-    fn take(&self, answer: Answer, slice: &mut Slice) {
-        let Answer { client, ask, errno } = answer;
+    fn take(&self, answer: DiskReply, slice: &mut Slice) {
+        let DiskReply { client, ask, errno } = answer;
         slice.in_flight -= 1;
         let is_source = client == self.source.number();
         if errno != 0 {
@@ -338,8 +338,12 @@ impl Copy<'_> {
             self.target.ask(zeroes(ask.offset, ask.len));
             slice.give_back(pages, ask.len);
         } else {
-            self.target
-                .ask(Ask::new(Op::Write, ask.offset, ask.len, Some(pages)));
+            self.target.ask(DiskRequest::new(
+                Op::Write,
+                ask.offset,
+                ask.len,
+                Some(pages),
+            ));
         }
         slice.in_flight += 1;
     }
@@ -403,10 +407,10 @@ fn put_back(slice: &mut Slice, todo: &Changes, cursor: &mut u64) {
     }
 }
 
-fn zeroes(offset: u64, len: u64) -> Ask {
-    Ask {
+fn zeroes(offset: u64, len: u64) -> DiskRequest {
+    DiskRequest {
         unmap: true,
-        ..Ask::new(Op::WriteZeroes, offset, len, None)
+        ..DiskRequest::new(Op::WriteZeroes, offset, len, None)
     }
 }
 

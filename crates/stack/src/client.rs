@@ -22,7 +22,7 @@ const CAPACITY: usize = 256;
 
 /// A request to a disk. The rules of [`Request`] apply.
 #[derive(Debug)]
-pub struct Ask {
+pub struct DiskRequest {
     pub op: Op,
     pub offset: u64,
     pub len: u64,
@@ -35,9 +35,9 @@ pub struct Ask {
     pub tag: u64,
 }
 
-impl Ask {
-    pub fn new(op: Op, offset: u64, len: u64, pages: Option<AlignedBuffer>) -> Ask {
-        Ask {
+impl DiskRequest {
+    pub fn new(op: Op, offset: u64, len: u64, pages: Option<AlignedBuffer>) -> DiskRequest {
+        DiskRequest {
             op,
             offset,
             len,
@@ -49,22 +49,22 @@ impl Ask {
     }
 }
 
-/// A completed [`Ask`].
+/// A completed [`DiskRequest`].
 #[derive(Debug)]
-pub struct Answer {
+pub struct DiskReply {
     /// The client's number in its job.
     pub client: usize,
-    pub ask: Ask,
+    pub ask: DiskRequest,
     /// Zero, or the positive errno of the failure.
     pub errno: i32,
 }
 
 /// Collects the replies of several clients for one thread.
 pub struct Job {
-    answers: Receiver<Answer>,
+    answers: Receiver<DiskReply>,
     /// Replies that arrived while the thread waited for another one.
-    kept: RefCell<VecDeque<Answer>>,
-    sender: Sender<Answer>,
+    kept: RefCell<VecDeque<DiskReply>>,
+    sender: Sender<DiskReply>,
     /// Number of requests that the disks have completed.
     answered: Arc<AtomicU64>,
     clients: usize,
@@ -96,20 +96,20 @@ impl Job {
     }
 
     /// Waits for the next reply of any client. The caller knows that a request is in flight.
-    pub fn wait(&self) -> Answer {
+    pub fn wait(&self) -> DiskReply {
         let kept = self.kept.borrow_mut().pop_front();
         kept.unwrap_or_else(|| self.answers.recv().expect("a sender is kept"))
     }
 
     /// Waits for the next reply for `time` at most.
-    pub fn wait_for(&self, time: Duration) -> Option<Answer> {
+    pub fn wait_for(&self, time: Duration) -> Option<DiskReply> {
         let kept = self.kept.borrow_mut().pop_front();
         kept.or_else(|| self.answers.recv_timeout(time).ok())
     }
 
     /// Submits a request and waits for its reply. Other replies that arrive meanwhile are kept.
-    pub fn answer_to(&self, client: &Client, ask: Ask) -> Answer {
-        let own = Ask { tag: OWN, ..ask };
+    pub fn answer_to(&self, client: &Client, ask: DiskRequest) -> DiskReply {
+        let own = DiskRequest { tag: OWN, ..ask };
         client.ask(own);
         loop {
             let answer = self.answers.recv().expect("a sender is kept");
@@ -126,10 +126,10 @@ impl Job {
     pub fn answer_unless(
         &self,
         client: &Client,
-        ask: Ask,
+        ask: DiskRequest,
         stop: &dyn Fn() -> bool,
-    ) -> Option<Answer> {
-        let own = Ask { tag: OWN, ..ask };
+    ) -> Option<DiskReply> {
+        let own = DiskRequest { tag: OWN, ..ask };
         client.ask(own);
         loop {
             match self.answers.recv_timeout(TICK) {
@@ -145,7 +145,7 @@ impl Job {
 
     /// Flushes the disk. Returns zero, or the errno of the failure.
     pub fn flush(&self, client: &Client) -> i32 {
-        self.answer_to(client, Ask::new(Op::Flush, 0, 0, None))
+        self.answer_to(client, DiskRequest::new(Op::Flush, 0, 0, None))
             .errno
     }
 
@@ -166,7 +166,7 @@ impl Job {
             what: "cannot start a worker's channel",
             source,
         };
-        let asked = Arc::new(Asked::new().map_err(failed)?);
+        let asked = Arc::new(RequestQueue::new().map_err(failed)?);
         let source = Requests {
             asked: asked.clone(),
             answers: self.sender.clone(),
@@ -190,7 +190,7 @@ impl Job {
 pub struct Client {
     number: usize,
     info: DiskInfo,
-    asked: Arc<Asked>,
+    asked: Arc<RequestQueue>,
     id: SourceId,
     worker: WorkerHandle,
 }
@@ -205,12 +205,12 @@ impl Client {
     }
 
     /// Submits a request, whose reply goes to the job.
-    pub fn ask(&self, ask: Ask) {
+    pub fn ask(&self, ask: DiskRequest) {
         self.ask_all([ask]);
     }
 
     /// Submits several requests at once.
-    pub fn ask_all(&self, asks: impl IntoIterator<Item = Ask>) {
+    pub fn ask_all(&self, asks: impl IntoIterator<Item = DiskRequest>) {
         self.asked.push(asks);
     }
 }
@@ -222,8 +222,8 @@ impl Drop for Client {
 }
 
 /// The queue of requests from the thread to the worker.
-struct Asked {
-    queue: Mutex<VecDeque<Ask>>,
+struct RequestQueue {
+    queue: Mutex<VecDeque<DiskRequest>>,
     /// Length of the queue.
     count: AtomicUsize,
     /// Whether the worker needs a kick.
@@ -231,9 +231,9 @@ struct Asked {
     kick: EventNotifier,
 }
 
-impl Asked {
-    fn new() -> io::Result<Asked> {
-        Ok(Asked {
+impl RequestQueue {
+    fn new() -> io::Result<RequestQueue> {
+        Ok(RequestQueue {
             queue: Mutex::default(),
             count: AtomicUsize::new(0),
             armed: AtomicBool::new(false),
@@ -241,7 +241,7 @@ impl Asked {
         })
     }
 
-    fn push(&self, asks: impl IntoIterator<Item = Ask>) {
+    fn push(&self, asks: impl IntoIterator<Item = DiskRequest>) {
         let mut queue = self.queue.lock();
         queue.extend(asks);
         // A worker that arms checks the count after that.
@@ -252,7 +252,7 @@ impl Asked {
         }
     }
 
-    fn pop(&self) -> Option<Ask> {
+    fn pop(&self) -> Option<DiskRequest> {
         let mut queue = self.queue.lock();
         let ask = queue.pop_front();
         self.count.store(queue.len(), Ordering::SeqCst);
@@ -266,16 +266,16 @@ impl Asked {
 
 /// The worker's end of the queue.
 struct Requests {
-    asked: Arc<Asked>,
-    answers: Sender<Answer>,
+    asked: Arc<RequestQueue>,
+    answers: Sender<DiskReply>,
     answered: Arc<AtomicU64>,
     number: usize,
     /// The requests in flight, by tag.
-    in_flight: Vec<Option<Ask>>,
+    in_flight: Vec<Option<DiskRequest>>,
     free: Vec<u16>,
 }
 
-fn fill(request: &mut Request, ask: &mut Ask, tag: u16) {
+fn fill(request: &mut Request, ask: &mut DiskRequest, tag: u16) {
     request.op = ask.op;
     request.fua = false;
     request.unmap = ask.unmap;
@@ -339,7 +339,7 @@ impl Source for Requests {
         self.free.push(request.tag);
         self.answered.fetch_add(1, Ordering::Relaxed);
         // Without a receiver, no thread waits for the reply.
-        let _ = self.answers.send(Answer {
+        let _ = self.answers.send(DiskReply {
             client: self.number,
             ask,
             errno: request.error,

@@ -46,7 +46,7 @@ mod tap;
 pub use bitmaps::{BitmapStatus, Bitmaps, Dirty, check_bitmap_name};
 pub use blocks::{block_of, words_of};
 pub use brake::Brake;
-pub use client::{Answer, Ask, Client, Job};
+pub use client::{Client, DiskReply, DiskRequest, Job};
 pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use cpus::CpuList;
 pub use description::{Description, parse_format};

@@ -2,7 +2,7 @@
 
 use crate::problem::Problem;
 use fathom_core::{AlignedBuffer, Disk, Op};
-use fathom_stack::{Answer, Ask, Client, Job};
+use fathom_stack::{Client, DiskReply, DiskRequest, Job};
 use fathom_storage::cached::CacheTerms;
 use fathom_storage::{Cache, EngineKind, Location, OpenOptions};
 use fathom_units::{Timeout, cause};
@@ -14,7 +14,7 @@ use std::thread::Builder;
 use tokio::sync::oneshot;
 
 /// The requests in progress and where to send their replies.
-type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>;
+type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<DiskReply>>>>;
 
 pub struct RemoteDisk {
     /// Dropping the client ends the worker and then the listening thread.
@@ -72,7 +72,7 @@ impl RemoteDisk {
         let tag = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         waiting(&self.waiting).insert(tag, sender);
-        let mut ask = Ask::new(Op::Read, at, whole, Some(pages));
+        let mut ask = DiskRequest::new(Op::Read, at, whole, Some(pages));
         ask.tag = tag;
         self.client
             .as_ref()
@@ -105,7 +105,7 @@ impl Drop for RemoteDisk {
     }
 }
 
-fn waiting(all: &Waiting) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+fn waiting(all: &Waiting) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<DiskReply>>> {
     all.lock()
 }
 
@@ -157,7 +157,7 @@ fn open(remote: &str) -> Result<RemoteDisk, Problem> {
 }
 
 /// Waits for the next reply. Returns `None` after the disk has been dropped.
-fn next(job: &Job, waiting: &Waiting) -> Option<Answer> {
+fn next(job: &Job, waiting: &Waiting) -> Option<DiskReply> {
     loop {
         if let Some(answer) = job.wait_for(std::time::Duration::from_secs(1)) {
             return Some(answer);

@@ -1,6 +1,6 @@
 //! Collects requests and submits them to a worker together.
 
-use fathom_stack::{Ask, Client};
+use fathom_stack::{Client, DiskRequest};
 
 /// Compressed writes that wait to be submitted to a client. Writes that are compressed at the same
 /// time share blocks of the file. From a slow source, each write would complete before the next one
@@ -8,7 +8,7 @@ use fathom_stack::{Ask, Client};
 ///
 /// The caller must not wait for replies while all requests in flight are held here.
 pub(crate) struct Burst {
-    held: Vec<Ask>,
+    held: Vec<DiskRequest>,
     most: usize,
 }
 
@@ -21,7 +21,7 @@ impl Burst {
         }
     }
 
-    pub(crate) fn push(&mut self, client: &Client, ask: Ask) {
+    pub(crate) fn push(&mut self, client: &Client, ask: DiskRequest) {
         self.held.push(ask);
         if self.held.len() >= self.most {
             self.release(client);

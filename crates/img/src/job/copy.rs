@@ -4,7 +4,7 @@ use super::{Burst, Pool, Segment, State, WriteBehind, run_of};
 use crate::error::{Error, Moving};
 use crate::progress::Progress;
 use fathom_core::AlignedBuffer;
-use fathom_stack::{Answer, Ask, Client, Job};
+use fathom_stack::{Client, DiskReply, DiskRequest, Job};
 use fathom_trace::Op;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -224,10 +224,10 @@ impl Run<'_, '_> {
     fn read(&mut self, tag: u64, piece: Piece, pages: AlignedBuffer) {
         let len = piece.step.min(piece.len - piece.read);
         self.in_flight += 1;
-        self.copy.source.ask(Ask {
+        self.copy.source.ask(DiskRequest {
             skip: piece.read as usize,
             tag,
-            ..Ask::new(Op::Read, piece.start + piece.read, len, Some(pages))
+            ..DiskRequest::new(Op::Read, piece.start + piece.read, len, Some(pages))
         });
     }
 
@@ -247,16 +247,16 @@ impl Run<'_, '_> {
     fn zero(&mut self, range: Range<u64>, pages: Option<AlignedBuffer>, tag: u64) {
         self.in_flight += 1;
         let start = self.in_target(range.start);
-        self.copy.target.ask(Ask {
+        self.copy.target.ask(DiskRequest {
             unmap: self.copy.options.unmap,
             tag,
-            ..Ask::new(Op::WriteZeroes, start, range.end - range.start, pages)
+            ..DiskRequest::new(Op::WriteZeroes, start, range.end - range.start, pages)
         });
     }
 
-    fn take(&mut self, answer: Answer) {
+    fn take(&mut self, answer: DiskReply) {
         self.in_flight -= 1;
-        let Answer { client, ask, errno } = answer;
+        let DiskReply { client, ask, errno } = answer;
         let is_read = client == self.copy.source.number();
         let Some(piece) = self.pieces.get(ask.tag as usize).copied().flatten() else {
             // This write of zeroes does not belong to a piece.
@@ -274,7 +274,7 @@ impl Run<'_, '_> {
                 return self.salvage(ask.tag, piece, ask.len, pages, errno);
             }
             _ => {
-                self.fail(&Ask { pages: None, ..ask }, errno);
+                self.fail(&DiskRequest { pages: None, ..ask }, errno);
                 self.end(ask.tag, pages);
                 return;
             }
@@ -307,10 +307,10 @@ impl Run<'_, '_> {
                 false => {
                     self.in_flight += 1;
                     let target = self.copy.target;
-                    let ask = Ask {
+                    let ask = DiskRequest {
                         skip: piece.written as usize,
                         tag,
-                        ..Ask::new(Op::Write, self.in_target(at), len, Some(pages))
+                        ..DiskRequest::new(Op::Write, self.in_target(at), len, Some(pages))
                     };
                     return match self.copy.options.compress {
                         true => self.burst.push(target, ask),
@@ -354,7 +354,7 @@ impl Run<'_, '_> {
         self.go_on(tag, piece, pages);
     }
 
-    fn fail(&mut self, ask: &Ask, errno: i32) {
+    fn fail(&mut self, ask: &DiskRequest, errno: i32) {
         let moving = &self.copy.moving;
         let error = match ask.op {
             Op::Read => moving.read_error(ask.offset, ask.len, errno),

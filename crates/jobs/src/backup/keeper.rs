@@ -2,7 +2,7 @@
 
 use super::terms::Failed;
 use fathom_core::{AlignedBuffer, Op, is_zero};
-use fathom_stack::{Answer, Ask, Client, Job, Past, block_of};
+use fathom_stack::{Client, DiskReply, DiskRequest, Job, Past, block_of};
 use fathom_units::{Size, cause};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -78,7 +78,7 @@ impl Keeper {
                     Ok(pages) => {
                         let len = piece.end - piece.start;
                         self.disk
-                            .ask(Ask::new(Op::Read, piece.start, len, Some(pages)));
+                            .ask(DiskRequest::new(Op::Read, piece.start, len, Some(pages)));
                         in_flight += 1;
                     }
                     Err(error) => {
@@ -89,7 +89,7 @@ impl Keeper {
             if in_flight == 0 {
                 return outcome;
             }
-            let Answer { ask, errno, .. } = self.job.wait();
+            let DiskReply { ask, errno, .. } = self.job.wait();
             in_flight -= 1;
             let Some(pages) = ask.pages else { continue };
             let range = ask.offset..ask.offset + ask.len;

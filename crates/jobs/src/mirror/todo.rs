@@ -3,7 +3,7 @@
 use crate::copy::Copy;
 use fathom_core::extents::extents;
 use fathom_core::{AlignedBuffer, Changes, Op};
-use fathom_stack::{Answer, Ask, Client, Job};
+use fathom_stack::{Client, DiskReply, DiskRequest, Job};
 use fathom_units::cause;
 use std::io;
 use std::ops::Range;
@@ -43,13 +43,13 @@ fn each_data(job: &Job, disk: &Client, tell: &mut dyn FnMut(Range<u64>) -> bool)
     let mut at = 0;
     while at < size {
         let asked = ASKED.min(size - at);
-        let ask = Ask::new(
+        let ask = DiskRequest::new(
             Op::BlockStatus,
             at,
             asked,
             Some(AlignedBuffer::try_new(ANSWER)?),
         );
-        let Answer { ask, errno, .. } = job.answer_to(disk, ask);
+        let DiskReply { ask, errno, .. } = job.answer_to(disk, ask);
         if errno != 0 {
             return Err(io::Error::from_raw_os_error(errno));
         }

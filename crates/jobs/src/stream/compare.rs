@@ -2,7 +2,7 @@
 
 use fathom_core::extents::extents;
 use fathom_core::{AlignedBuffer, Op, Status};
-use fathom_stack::{Answer, Ask, Client, Job};
+use fathom_stack::{Client, DiskReply, DiskRequest, Job};
 use fathom_units::cause;
 use std::io;
 use std::ops::Range;
@@ -67,7 +67,7 @@ impl Compare<'_> {
         }
         let end = range.end.min(range.start + ASKED).min(size);
         let pages = Some(AlignedBuffer::try_new(ANSWER).map_err(|error| side.failed(error))?);
-        let ask = Ask::new(Op::BlockStatus, range.start, end - range.start, pages);
+        let ask = DiskRequest::new(Op::BlockStatus, range.start, end - range.start, pages);
         let pages = self.answered(side, ask, stop)?;
         let first = extents(pages.bytes()).next();
         let (Status { zero, .. }, len) = first.unwrap_or((Status::DATA, end - range.start));
@@ -87,20 +87,20 @@ impl Compare<'_> {
         if range.start >= end {
             return Ok(pages);
         }
-        let ask = Ask::new(Op::Read, range.start, end - range.start, Some(pages));
+        let ask = DiskRequest::new(Op::Read, range.start, end - range.start, Some(pages));
         self.answered(side, ask, stop)
     }
 
     fn answered(
         &self,
         side: &Side<'_>,
-        ask: Ask,
+        ask: DiskRequest,
         stop: &dyn Fn() -> bool,
     ) -> Result<AlignedBuffer, Halt> {
         let answer = self.job.answer_unless(side.disk, ask, stop);
         match answer.ok_or(Halt::Stopped)? {
-            Answer { ask, errno: 0, .. } => Ok(ask.pages.expect("it had some")),
-            Answer { errno, .. } => Err(side.failed(io::Error::from_raw_os_error(errno))),
+            DiskReply { ask, errno: 0, .. } => Ok(ask.pages.expect("it had some")),
+            DiskReply { errno, .. } => Err(side.failed(io::Error::from_raw_os_error(errno))),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::name::Name;
 use crate::source::{InUse, Source};
 use fathom_core::{AlignedBuffer, Disk, DiskError, Op};
 use fathom_formats::served::{ImageDisk, MapExtent, SideView};
-use fathom_stack::{Ask, Client, Job};
+use fathom_stack::{Client, DiskRequest, Job};
 use fathom_units::cause;
 use std::io;
 use std::ops::Range;
@@ -201,7 +201,7 @@ impl Streamer {
             .map_or_else(|| AlignedBuffer::try_new(PIECE as usize), Ok);
         let pages = pages.map_err(|error| format!("no memory to copy data: {}", cause(error)))?;
         let len = range.end - range.start;
-        let ask = Ask::new(Op::Read, range.start, len, Some(pages));
+        let ask = DiskRequest::new(Op::Read, range.start, len, Some(pages));
         pass.side_view.ask(ask);
         pass.in_flight += 1;
         pass.pace.has_begun(len);
