@@ -5,6 +5,8 @@
 //! confirms the limit: more of the limiting resource gives more throughput. Server and load have a
 //! CPU each.
 
+#[path = "limiter/guest.rs"]
+mod guest;
 #[path = "limiter/memory.rs"]
 mod memory;
 #[path = "limiter/scene.rs"]
@@ -14,6 +16,7 @@ use fathom_limiter::judge;
 use fathom_run::evidence::{Evidence, ThreadTime};
 use fathom_testing::{decide, outrank_other_programs};
 use memory::{AMPLE, TIGHT, seen_with_memory};
+use parking_lot::Mutex;
 use scene::{
     Beside, LOAD, SERVER, Work, bench, checksums, rate, seen, seen_on_disk, told_by_bench,
     told_by_fio,
@@ -88,9 +91,12 @@ fn expect_times(more: &Evidence, less: &Evidence, times: f64, what: &str) -> Res
     (more > times * less).then_some(()).ok_or(said)
 }
 
-/// The limits are tested one after the other, because each test would limit the others.
+/// Held by each test, because each would limit the others.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn what_limits_a_served_disk_is_named_and_is_what_limits() {
+    let _alone = ALONE.lock();
     let limits: [fn() -> Result<(), String>; 6] =
         [a_thread, the_load, latency, a_filter, the_device, memory];
     // On a busy machine, other programs would be the limit.

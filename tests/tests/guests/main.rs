@@ -13,7 +13,6 @@ mod frozen;
 mod groups;
 mod hotplug;
 mod jobs;
-mod limiter;
 mod limits;
 mod migration;
 mod moves;

@@ -7,7 +7,7 @@ use crate::support::nbd::{make_image, prints};
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, run, short_dir, stdout_of,
 };
-use fathom_testing::{decide, outrank_other_programs};
+use fathom_testing::decide;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use std::fs;
@@ -343,7 +343,6 @@ fn a_thousand_disks_that_are_idle_cost_little() {
 #[test]
 fn busy_disks_get_equal_parts_of_a_thread() {
     // (The shares of the loads also depend on the CPU time that other programs leave them.)
-    outrank_other_programs();
     decide(each_busy_disk_gets_its_part);
 }
 
@@ -357,7 +356,7 @@ fn each_busy_disk_gets_its_part() {
             "--vhost-user",
             &socket,
             "--runtime",
-            "3",
+            "6",
             "--ramp-time",
             "2",
         ];

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::ALONE;
 use fathom_lab::experiment::runner::Runner;
 use fathom_lab::experiment::{Context, Order, find};
 use fathom_limiter::{Verdict, judge};
@@ -34,6 +35,7 @@ fn through(filter: &str) -> Verdict {
 fn a_filter_that_holds_requests_is_named() {
     // A guest that waits for a CPU for longer than the filter holds its requests is limited by
     // that.
+    let _alone = ALONE.lock();
     outrank_other_programs();
     for (filter, name) in [
         ("throttle:iops-total=50", "throttle"),
@@ -54,6 +56,7 @@ fn a_filter_that_holds_requests_is_named() {
 /// The guest, its QEMU and its server share one CPU.
 #[test]
 fn a_vcpu_of_an_overcommitted_host_is_named() {
+    let _alone = ALONE.lock();
     // Other programs may use this machine's CPUs for a while.
     decide(|| {
         let verdict = an_overcommitted_host();
