@@ -38,7 +38,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 pub(super) struct CachedChannel {
     shared: Arc<Shared>,
     stripe_notifier: Arc<StripeNotifier>,
-    /// Tag of wake-ups by the bell.
+    /// Tag of wake-ups by the stripe notifier.
     tag: u16,
     /// Channel of the data file of `view`. `view` is older than the shared one only while requests
     /// are in flight on it.

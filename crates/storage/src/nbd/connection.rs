@@ -23,7 +23,7 @@ pub(super) enum Event {
     /// A receive or a send of the connection with this index has completed.
     Received(usize),
     Sent(usize),
-    /// The channel's bell was rung.
+    /// The channel's notifier was signalled.
     Notified,
 }
 

@@ -217,7 +217,7 @@ impl Shared {
         self.links().let_go(seat, log, leaves, self.flushes.last())
     }
 
-    /// Takes the channel's new connections, after its bell was rung.
+    /// Takes the channel's new connections, after its notifier was signalled.
     pub(super) fn fetch(&self, seat: &Seat) -> Option<Given> {
         self.links().fetch(seat)
     }
