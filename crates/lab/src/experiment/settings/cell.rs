@@ -380,7 +380,8 @@ mod tests {
             "echo none >/sys/block/sda/queue/scheduler",
             "/usr/bin/mkfs.ext4 -q -F -t ext4 -E nodiscard,lazy_itable_init=0",
             "mount -t ext4 -o barrier=0 /dev/sda /mnt/disk",
-            "--filename=/mnt/disk/file --rw=write --bs=1M --size=33554432",
+            "--filename=/mnt/disk/file --rw=write --bs=1M",
+            "--size=$(($(cat /sys/block/sda/size) * 256))",
         ] {
             assert!(script.contains(words), "{words}: {script}");
         }
