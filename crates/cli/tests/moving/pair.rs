@@ -74,6 +74,8 @@ impl Pair {
                 "--export-name",
                 "d",
                 "--nbd-move",
+                "--filter",
+                "throttle",
             ],
         )
     }
@@ -126,7 +128,11 @@ pub fn wait_for_phase(served: &Served, phase: &str) {
 }
 
 /// Starts a guest that changes the disk with all kinds of requests until it is killed.
+///
+/// Its changes are limited: a slow device would never catch up with an unlimited guest, and the
+/// other server would never be ready.
 pub fn changes(served: &Served) -> Kept {
+    stdout_of(&["set", &served.api(), "throttle", "iops-write=200"]);
     let load = ["--rw", "randrw", "--rwmixtrim", "5", "--rwmixzero", "10"];
     let load = [&load[..], &["--iodepth", "8"]].concat();
     let load = Kept(served.start_load(1_000_000_000, &load));

@@ -39,7 +39,8 @@ fn a_disk_goes_by_tls_from_one_cage_to_another() {
     let nbd = as_arg(&dir.path().join("n"));
     let source = serve(&format!(
         "[nbd]\nlisten = ['unix:{nbd}']\ntls-certificates = '{server}'\ntls-verify-peer = true\n\
-         [[disk]]\nname = 'd'\nimage = '{}'\nvhost-user = 'SOCKET'\nnbd-move = true\n",
+         [[disk]]\nname = 'd'\nimage = '{}'\nvhost-user = 'SOCKET'\nnbd-move = true\n\
+         filters = ['throttle']\n",
         pair.arg("from")
     ));
     let uri =
