@@ -78,6 +78,7 @@ mod restore;
 mod segments;
 mod side_view;
 mod slice;
+mod split;
 mod status;
 mod storage;
 mod tables;

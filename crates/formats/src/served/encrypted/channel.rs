@@ -7,10 +7,10 @@ use crate::served::helpers::Helpers;
 use crate::served::io::Buf;
 use crate::served::memo::{EPOCH, UNCOUNTED};
 use crate::served::pool::Pool;
+use crate::served::split::SplitRequests;
 use fathom_core::{
     Channel, ChannelLayer, Cx, Extents, Op, Owner, Request, RequestId, Stage, Status, Token,
 };
-use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
@@ -25,15 +25,6 @@ const MAX_PIECE: u64 = 256 << 10;
 /// Bytes of all pieces in flight from which on no further piece begins.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// The progress of a request that is processed in pieces.
-#[derive(Clone, Copy, Default)]
-struct Parent {
-    /// Number of bytes that are not done.
-    left: u64,
-    /// Error number of the first piece that failed; 0 if none.
-    errno: i32,
-}
-
 pub(super) struct EncryptedChannel {
     below: Box<dyn Channel>,
     place: Place,
@@ -47,10 +38,7 @@ pub(super) struct EncryptedChannel {
     tag: u16,
     count: usize,
     bytes: u64,
-    /// Indexed by the request's slot in the slab.
-    parents: Vec<Parent>,
-    /// Requests with parts that have no buffer yet, and the offset of the first such part.
-    waiting: VecDeque<(RequestId, u64)>,
+    requests: SplitRequests,
 }
 
 impl EncryptedChannel {
@@ -74,8 +62,7 @@ impl EncryptedChannel {
             pieces: Vec::new(),
             count: 0,
             bytes: 0,
-            parents: Vec::new(),
-            waiting: VecDeque::with_capacity(PIECES),
+            requests: SplitRequests::default(),
         })
     }
 
@@ -85,39 +72,18 @@ impl EncryptedChannel {
         if request.op != Op::Read && self.place.outer(&range) != range {
             return cx.complete(id, libc::EINVAL);
         }
-        let index = id.0 as usize;
-        if self.parents.len() <= index {
-            self.parents.resize(index + 1, Parent::default());
-        }
-        self.parents[index] = Parent {
-            left: request.len,
-            errno: 0,
-        };
-        self.waiting.push_back((id, range.start));
+        self.requests.add(cx, id);
     }
 
     /// Begins as many pieces as the limits allow.
     fn go_on(&mut self, cx: &mut Cx) {
-        while let Some(&(id, from)) = self.waiting.front()
-            && self.count < PIECES
+        let sector = self.place.sector();
+        let end = |from| (from & !(sector - 1)) + MAX_PIECE;
+        while self.count < PIECES
             && self.bytes < MAX_BYTES
+            && let Some((id, range)) = self.requests.next_piece(cx, end)
         {
-            let request = &cx.slab[id];
-            let end = request.at + request.len;
-            let to = match self.parents[id.0 as usize].errno {
-                0 => end.min((from & !(self.place.sector() - 1)) + MAX_PIECE),
-                _ => from,
-            };
-            match to == end || to == from {
-                true => drop(self.waiting.pop_front()),
-                false => self.waiting[0].1 = to,
-            }
-            if to == from {
-                // The rest of a request that has failed is skipped.
-                self.done(cx, id, end - from, 0);
-            } else {
-                self.start(cx, id, from..to);
-            }
+            self.start(cx, id, range);
         }
     }
 
@@ -209,18 +175,7 @@ impl EncryptedChannel {
         self.count -= 1;
         self.bytes -= piece.len();
         let len = piece.inner.end - piece.inner.start;
-        self.done(cx, piece.parent, len, errno);
-    }
-
-    fn done(&mut self, cx: &mut Cx, id: RequestId, len: u64, errno: i32) {
-        let parent = &mut self.parents[id.0 as usize];
-        parent.left -= len;
-        if parent.errno == 0 {
-            parent.errno = errno;
-        }
-        if parent.left == 0 {
-            cx.complete(id, parent.errno);
-        }
+        self.requests.piece_done(cx, piece.parent, len, errno);
     }
 
     /// Handles finished pieces and begins new ones, until there is no progress.

@@ -4,6 +4,7 @@ use super::bytes::ForeignBytes;
 use crate::served::helpers::Helpers;
 use crate::served::io::Buf;
 use crate::served::pool::Pool;
+use crate::served::split::SplitRequests;
 use crate::served::task::Executor;
 use fathom_core::segments::write_at;
 use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Status, Token};
@@ -11,7 +12,6 @@ use fathom_files::ImageFile;
 use fathom_foreign::Place;
 use parking_lot::Mutex;
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
@@ -30,15 +30,6 @@ struct Back {
     read: io::Result<Buf>,
 }
 
-/// The progress of a request that is read in pieces.
-#[derive(Clone, Copy, Default)]
-struct Parent {
-    /// Number of bytes that are not done.
-    left: u64,
-    /// Error number of the first piece that failed; 0 if none.
-    errno: i32,
-}
-
 pub(super) struct ForeignChannel {
     bytes: ForeignBytes,
     helpers: Arc<Helpers>,
@@ -46,10 +37,7 @@ pub(super) struct ForeignChannel {
     pool: Rc<Pool>,
     back: Rc<RefCell<Vec<Back>>>,
     count: usize,
-    /// Indexed by the request's slot in the slab.
-    parents: Vec<Parent>,
-    /// Requests with parts that are not being read yet, and the offset of the first such part.
-    waiting: VecDeque<(RequestId, u64)>,
+    requests: SplitRequests,
 }
 
 impl ForeignChannel {
@@ -68,42 +56,22 @@ impl ForeignChannel {
             pool: Rc::default(),
             back: Rc::default(),
             count: 0,
-            parents: Vec::new(),
-            waiting: VecDeque::new(),
+            requests: SplitRequests::default(),
         })
     }
 
     fn begin(&mut self, cx: &mut Cx, id: RequestId) {
-        let request = &cx.slab[id];
-        let index = id.0 as usize;
-        if self.parents.len() <= index {
-            self.parents.resize(index + 1, Parent::default());
-        }
-        self.parents[index] = Parent {
-            left: request.len,
-            errno: 0,
-        };
-        self.waiting.push_back((id, request.at));
+        self.requests.add(cx, id);
         cx.enter(id, Stage::Device);
     }
 
     /// Begins as many pieces as the limit allows.
     fn go_on(&mut self, cx: &mut Cx) {
+        let end = |from| (from / MAX_PIECE + 1) * MAX_PIECE;
         while self.count < PIECES
-            && let Some(&(id, from)) = self.waiting.front()
+            && let Some((id, range)) = self.requests.next_piece(cx, end)
         {
-            let request = &cx.slab[id];
-            let end = request.at + request.len;
-            let to = end.min((from / MAX_PIECE + 1) * MAX_PIECE);
-            match to == end {
-                true => drop(self.waiting.pop_front()),
-                false => self.waiting[0].1 = to,
-            }
-            match self.parents[id.0 as usize].errno {
-                0 => self.read(id, from..to),
-                // A request that has failed reads no more.
-                errno => self.done(cx, id, to - from, errno),
-            }
+            self.read(id, range);
         }
     }
 
@@ -138,18 +106,8 @@ impl ForeignChannel {
             }
             Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
         };
-        self.done(cx, id, range.end - range.start, errno);
-    }
-
-    fn done(&mut self, cx: &mut Cx, id: RequestId, len: u64, errno: i32) {
-        let parent = &mut self.parents[id.0 as usize];
-        parent.left -= len;
-        if parent.errno == 0 {
-            parent.errno = errno;
-        }
-        if parent.left == 0 {
-            cx.complete(id, parent.errno);
-        }
+        self.requests
+            .piece_done(cx, id, range.end - range.start, errno);
     }
 
     /// Handles finished pieces and begins new ones, until there is no progress.
