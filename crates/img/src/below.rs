@@ -42,7 +42,7 @@ impl Backing {
         let format = match (told.transpose()?, header) {
             (Some(format), _) => format,
             // A QED header can name only the raw format.
-            (None, Image::Qed(..)) => format_of(&file, None)?,
+            (None, Image::Qed(_)) => format_of(&file, None)?,
             (None, _) => {
                 let problem = "the image does not record the format of its backing file; set it with \
                      'fathom img rebase -u -b FILE -F FORMAT'";

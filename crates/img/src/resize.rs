@@ -92,7 +92,7 @@ fn needed(file: &dyn ImageFile, image: &Image, to: &Resize) -> u64 {
             let l1_entries = header.geometry().l1_entries_for(to.size);
             data + room_for_tables(header, l1_entries, len)
         }
-        Image::Raw { .. } | Image::Qed(..) | Image::Luks(..) | Image::Foreign(_) => data,
+        Image::Raw(_) | Image::Qed(_) | Image::Luks(_) | Image::Foreign(_) => data,
     }
 }
 

@@ -27,12 +27,12 @@ impl<'a> KeySlots<'a> {
     /// Opens the key slots of the image in `file`, which must not be in use.
     pub fn of(file: &'a dyn ImageFile, format: Format) -> Result<KeySlots<'a>> {
         let part = match Image::read(file, format)? {
-            Image::Luks(header, _) => Part::all_of(file, header.payload().offset),
+            Image::Luks(image) => Part::all_of(file, image.header.payload().offset),
             Image::Qcow2(header) => match header.encryption()? {
                 Some(crypto) => Part::within(file, crypto),
                 None => return Err(Error::usage("not encrypted, so it has no keys")),
             },
-            Image::Raw { .. } | Image::Qed(..) | Image::Foreign(_) => {
+            Image::Raw(_) | Image::Qed(_) | Image::Foreign(_) => {
                 let problem = "has no keys, which only luks and encrypted qcow2 images have";
                 return Err(Error::usage(format!("a {format} image, which {problem}")));
             }

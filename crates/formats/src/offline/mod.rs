@@ -11,11 +11,10 @@ pub mod edit;
 pub mod info;
 pub mod keys;
 pub mod measure;
-mod read;
+pub(crate) mod new_backing;
 pub mod resize;
 pub mod snapshot;
 mod snapshot_name;
 
-pub use read::Image;
-pub(crate) use read::qcow2_first_cluster;
+pub use crate::image::Image;
 pub use snapshot_name::SnapshotName;

@@ -1,9 +1,9 @@
-//! Structures of qcow2 images, versions 2 and 3, as bytes.
+//! qcow2 images, versions 2 and 3.
 //!
 //! The specification is QEMU's docs/interop/qcow2.rst. The size limits are those of QEMU's
 //! block/qcow2.h, so that QEMU and Fathom refuse the same images. All numbers in the file are
-//! big-endian. No function here does I/O: the caller reads the bytes, and these functions return
-//! checked values.
+//! big-endian. These types encode and decode structures without I/O: the caller reads the bytes,
+//! and gets checked values.
 //!
 //! - [`Header`]: the first cluster, with its [`Extension`]s and the [`FeatureName`]s;
 //! - [`Geometry`]: sizes and indexes that follow from the header;
@@ -12,22 +12,34 @@
 //! - [`refcount`]: refcount table entries, and refcount blocks of all widths;
 //! - [`snapshot`] and [`bitmap`]: the snapshot table and the bitmap directory;
 //! - [`Regions`]: the places of metadata, which keep writes from overwriting metadata by mistake.
+//!
+//! The other modules are the tools for images that are not in use (`driver`).
 
 use crate::HostOffset;
 
+mod backing;
 pub mod bitmap;
 mod bytes;
+mod check;
 mod compressed;
+mod create;
+mod driver;
 mod entry;
 mod extension;
 mod features;
 mod geometry;
+mod growth;
 mod header;
+mod image;
+mod measure;
 pub mod refcount;
 mod regions;
+mod resize;
 pub mod snapshot;
+mod stream;
 
 pub use compressed::{StreamError, compress, decompress};
+pub(crate) use driver::Qcow2Driver;
 pub use entry::{Cluster, Compressed, EntryError, L1Entry, L2Entry};
 pub use extension::{BitmapsExtension, CryptoHeader, Extension};
 pub use features::{
@@ -38,7 +50,9 @@ pub use features::{
 };
 pub use geometry::Geometry;
 pub use header::{CompressionType, CryptMethod, Header, MAGIC, MAX_HEADER_LEN};
+pub(crate) use image::first_cluster;
 pub use regions::{Overlap, Region, Regions};
+pub use stream::Contents;
 
 /// log2 of the smallest cluster size, 512 bytes.
 pub const MIN_CLUSTER_BITS: u32 = 9;

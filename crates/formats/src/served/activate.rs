@@ -18,7 +18,7 @@ use super::options::{ImageOptions, OwnBitmaps};
 use super::problem::{told, unusable};
 use super::storage::Storage;
 use super::tables::{Parts, Tables};
-use crate::offline::Image;
+use crate::Image;
 use crate::offline::bitmap::mark_unrecorded;
 use crate::offline::check::{self as checking, Repair};
 use crate::offline::info::read_snapshots;
@@ -97,7 +97,7 @@ impl Fresh<'_> {
                 whole(link, &**file).map_err(told(path))?;
             }
             return Ok(Layer::Raw {
-                is_plain: matches!(link.image, Image::Raw { .. }),
+                is_plain: matches!(link.image, Image::Raw(_)),
                 storage: link.storage,
                 offset,
                 size,
@@ -183,13 +183,13 @@ impl Fresh<'_> {
                 }
                 self.qcow2(link, file, header)
             }
-            Image::Qed(header, _) => {
+            Image::Qed(qed::QedImage { header, .. }) => {
                 if link.writable && header.prepare_for_writing() {
                     write(&**file, 0, &header.encode())?;
                 }
                 self.qed(link, file, header)
             }
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => {
+            Image::Raw(_) | Image::Luks(_) | Image::Foreign(_) => {
                 unreachable!("they have no tables")
             }
         }

@@ -16,7 +16,7 @@ use super::restore::Failure;
 use super::side_view::{ChainImage, SideView};
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
-use crate::offline::Image;
+use crate::Image;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Resize, SavedState};
 use fathom_files::UsedFile;
 use parking_lot::Mutex;

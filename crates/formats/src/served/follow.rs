@@ -9,7 +9,7 @@
 use super::open::{Chain, Link, is_padded};
 use super::problem::told;
 use super::storage::Storage;
-use crate::offline::Image;
+use crate::Image;
 use crate::{Error, Format, Result, resolve};
 use fathom_core::DiskError;
 
@@ -91,7 +91,7 @@ impl Chain {
             let fits = match (format, now) {
                 (Some(format), _) => format == other.image.format(),
                 // (The header of QED records raw or nothing.)
-                (None, Image::Qed(..)) => other.image.has_tables(),
+                (None, Image::Qed(_)) => other.image.has_tables(),
                 (None, _) => false,
             };
             fits && storage(other).is_at(&named)
@@ -119,29 +119,31 @@ impl Chain {
             let len = file.bytes().len();
             len.map_err(Error::io("cannot read its size"))
         };
-        match &mut link.image {
-            Image::Luks(header, size) if header.payload().size.is_some() => {
+        let size = match &mut link.image {
+            Image::Luks(image) if image.header.payload().size.is_some() => {
                 // (The header records the payload's size.)
-                if len()? < *size {
-                    return Err(Error::invalid("shorter than its header says"));
-                }
+                return match len()? < image.size {
+                    true => Err(Error::invalid("shorter than its header says")),
+                    false => Ok(()),
+                };
             }
-            Image::Raw { size } | Image::Luks(_, size) => {
-                let len = len()?;
-                if !(link.writable && is_padded(link.raw.1, len)) {
-                    *size = len;
-                    link.raw.1 = link.image.size();
-                }
-            }
-            Image::Qcow2(_) | Image::Qed(..) => {
+            Image::Raw(image) => &mut image.size,
+            Image::Luks(image) => &mut image.size,
+            Image::Qcow2(_) | Image::Qed(_) => {
                 let image = Image::read(file.bytes(), link.image.format())?;
                 // (Otherwise the activation rejects the image.)
                 if has_same_below(&link.image, &image) && self.has_same_data(link, &image) {
                     link.image = image;
                 }
+                return Ok(());
             }
             // (The activation checks whether the size has changed.)
-            Image::Foreign(_) => {}
+            Image::Foreign(_) => return Ok(()),
+        };
+        let len = len()?;
+        if !(link.writable && is_padded(link.raw.1, len)) {
+            *size = len;
+            link.raw.1 = link.image.size();
         }
         Ok(())
     }

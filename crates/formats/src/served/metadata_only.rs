@@ -1,6 +1,6 @@
 //! Detects qcow2 images with many allocated clusters that are holes in the file.
 
-use crate::offline::Image;
+use crate::Image;
 use crate::qcow2::refcount::{self, TableEntry};
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;

@@ -10,7 +10,7 @@ use super::options::ImageOptions;
 use super::problem::{told, unusable};
 use super::side_view::SideViewKind;
 use super::storage::{Opener, Storage};
-use crate::offline::Image;
+use crate::Image;
 use crate::{Error, Format, HostOffset, qcow2, resolve};
 use fathom_core::{DiskError, DiskInfo, RangeLimits};
 use parking_lot::Mutex;
@@ -108,7 +108,7 @@ impl Chain {
                 refuse_empty(&path, &image)?;
             }
             let file = match &image {
-                Image::Luks(..) => open_luks(file, &options.keys, helpers)?,
+                Image::Luks(_) => open_luks(file, &options.keys, helpers)?,
                 _ => file,
             };
             let storage = chain.add(file)?;
@@ -224,7 +224,7 @@ impl Chain {
     /// Images encrypted in larger sectors are written in such sectors, now or after a commit into
     /// them.
     fn block_size(&self, depth: usize) -> u32 {
-        let is_luks = |link: &&Link| matches!(link.image, Image::Luks(..));
+        let is_luks = |link: &&Link| matches!(link.image, Image::Luks(_));
         let links = self.links();
         let sectors = links[depth..].iter().filter(is_luks);
         let sectors = sectors.map(|link| {
@@ -329,7 +329,7 @@ impl Chain {
         let format = match (format, image) {
             (Some(format), _) => format,
             // The header of QED records raw or nothing.
-            (None, Image::Qed(..)) => {
+            (None, Image::Qed(_)) => {
                 let found = Format::probe(file.bytes()).map_err(told(file.path()))?;
                 if found.is_only_read() {
                     // (A guest must not be able to write a header that names other files.)
@@ -434,10 +434,10 @@ fn raw_window(
     options: &ImageOptions,
 ) -> Result<(HostOffset, u64), DiskError> {
     let len = &match image {
-        Image::Raw { size: len } => *len,
-        Image::Luks(_, size) => return Ok((HostOffset(0), *size)),
+        Image::Raw(image) => image.size,
+        Image::Luks(image) => return Ok((HostOffset(0), image.size)),
         Image::Foreign(_) => image.size(),
-        Image::Qcow2(_) | Image::Qed(..) => return Ok((HostOffset(0), 0)),
+        Image::Qcow2(_) | Image::Qed(_) => return Ok((HostOffset(0), 0)),
     };
     if options.any_size {
         return Ok((HostOffset(0), image.size()));

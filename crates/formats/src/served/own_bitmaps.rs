@@ -17,8 +17,8 @@ use super::tables::{Tables, Unlinked};
 use crate::offline::bitmap::{Bits, MAX_BITS, is_believed};
 use crate::offline::edit::switch;
 use crate::offline::info::read_bitmaps;
-use crate::offline::qcow2_first_cluster;
 use crate::qcow2::bitmap::{Bitmap, FLAG_AUTO, MAX_BITMAPS, MAX_DIRECTORY_BYTES, TableEntry};
+use crate::qcow2::first_cluster;
 use crate::qcow2::{self, BitmapsExtension, Extension, Header};
 use crate::{Error, HostOffset, Result};
 use fathom_core::DiskError;
@@ -125,7 +125,7 @@ fn taken(
     is_wanted: &mut dyn FnMut(&str, u64) -> bool,
     take: &mut dyn FnMut(OwnBitmap) -> bool,
 ) -> Result<(Vec<String>, Vec<Vec<u8>>)> {
-    let mut header = Header::parse(&qcow2_first_cluster(file.bytes())?)?;
+    let mut header = Header::parse(&first_cluster(file.bytes())?)?;
     let (mut taken, mut others) = (Vec::new(), Vec::new());
     // (Problems of the bitmaps are reported below.)
     for bitmap in read_bitmaps(file.bytes(), &header).unwrap_or_default() {
@@ -198,7 +198,7 @@ impl Leaving<'_> {
         bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
     ) -> Result<Vec<String>> {
         let file = self.tables.file.bytes();
-        let first = qcow2_first_cluster(file)?;
+        let first = first_cluster(file)?;
         let old = Header::parse(&first)?;
         if old.version < 3 {
             return Err(Error::unsupported("an image of version 2 has no bitmaps"));

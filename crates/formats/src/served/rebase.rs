@@ -6,7 +6,7 @@ use super::open::{Link, opens_for_writing};
 use super::problem::{told, unusable};
 use super::storage::Storage;
 use super::task::block_on;
-use crate::offline::Image;
+use crate::Image;
 use crate::offline::backing::{NewBacking, check_backing_in_use, set_backing_in_use};
 use crate::resolve;
 use fathom_core::DiskError;

@@ -6,7 +6,7 @@ use super::jobs::Job;
 use super::open::check;
 use super::problem::{told, unusable};
 use super::storage::Storage;
-use crate::offline::Image;
+use crate::Image;
 use crate::offline::info::read_bitmaps;
 use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE};
 use crate::qcow2::{L1Entry, MAX_L1_BYTES};
@@ -104,8 +104,8 @@ impl ImageDisk {
         let image = self.read()?;
         let checked = match &image {
             Image::Qcow2(header) => self.check_qcow2(header, size),
-            Image::Qed(header, _) => self.check_qed(header, size),
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => {
+            Image::Qed(image) => self.check_qed(&image.header, size),
+            Image::Raw(_) | Image::Luks(_) | Image::Foreign(_) => {
                 unreachable!("it has tables")
             }
         };
@@ -152,7 +152,7 @@ impl ImageDisk {
 
     fn is_part(&self) -> DiskError {
         let what = match &self.chain.links()[0].image {
-            Image::Luks(..) => "a luks image cannot be resized while it is served",
+            Image::Luks(_) => "a luks image cannot be resized while it is served",
             _ => "a disk that is a part of its file (--offset, --size) cannot be resized",
         };
         DiskError::Refused(format!("{}: {what}", self.path().display()))

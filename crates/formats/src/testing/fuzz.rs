@@ -6,7 +6,7 @@
 
 use super::MemoryFile;
 use super::served::serve;
-use crate::offline::Image;
+use crate::Image;
 use crate::offline::check::{Options, Repair, check};
 use crate::offline::create::{self, Preallocation, create};
 use crate::offline::resize::{Resize, resize};
@@ -256,7 +256,7 @@ fn is_dirty(image: &[u8], format: Format) -> bool {
     let file = MemoryFile::new(image.to_vec(), LIMIT);
     match Image::read(&file, format) {
         Ok(Image::Qcow2(header)) => header.is_dirty(),
-        Ok(Image::Qed(header, _)) => header.needs_check(),
+        Ok(image @ Image::Qed(_)) => image.needs_check(),
         _ => false,
     }
 }
@@ -277,7 +277,7 @@ pub fn qed_image(data: &[u8]) {
         file = MemoryFile::new(written.file().bytes().clone(), LIMIT);
     }
     change(&file, Format::Qed, data);
-    if let Ok(Image::Qed(header, _)) = Image::read(&file, Format::Qed) {
+    if let Ok(Image::Qed(qed::QedImage { header, .. })) = Image::read(&file, Format::Qed) {
         assert_eq!(qed::Header::parse(&header.encode()).ok(), Some(header));
     }
     edit(&file, 2 + choices[0] % 4, Format::Qed);

@@ -384,7 +384,7 @@ fn a_qed_image_has_the_old_name_or_the_new_one() {
     create_file(dir.path(), "i", "qed", &[], SIZE);
     let first = std::fs::read(dir.path().join("i")).unwrap();
     let name = |file: &MemoryFile| match Image::read(file, Format::Qed).unwrap() {
-        Image::Qed(_, name) => name,
+        Image::Qed(image) => image.backing_file,
         _ => unreachable!(),
     };
     let mut before = first.clone();

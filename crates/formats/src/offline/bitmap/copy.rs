@@ -1,7 +1,7 @@
 //! Copies bitmaps to another image.
 
 use super::{Bitmaps, Bits, Change, check_tables, check_usable, printable};
-use crate::offline::Image;
+use crate::Image;
 use crate::offline::info::read_bitmaps;
 use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
 use crate::{Error, Format, Result};

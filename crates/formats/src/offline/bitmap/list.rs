@@ -1,7 +1,7 @@
 //! Lists bitmaps.
 
 use super::Bits;
-use crate::offline::Image;
+use crate::Image;
 use crate::offline::info::{flag_names, read_bitmaps};
 use crate::qcow2::Header;
 use crate::qcow2::bitmap::Bitmap;

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 impl<'a> Bitmaps<'a> {
     /// Opens the bitmaps of an image that is being changed already. The editor's pending changes
     /// are committed together with those of the bitmaps.
-    pub(in crate::offline) fn of(editor: Editor<'a>) -> Result<Bitmaps<'a>> {
+    pub(crate) fn of(editor: Editor<'a>) -> Result<Bitmaps<'a>> {
         let bitmaps = read_bitmaps(editor.file(), editor.header())?;
         let bitmaps = bitmaps.into_iter().map(Into::into).collect();
         Ok(Bitmaps { editor, bitmaps })
@@ -18,7 +18,7 @@ impl<'a> Bitmaps<'a> {
     /// Resizes all bitmaps from a disk of `old` bytes to one of `new` bytes. Bits of the new part
     /// are clean. Fails if a bitmap is not usable, because its contents would still be invalid
     /// afterwards.
-    pub(in crate::offline) fn resize(&mut self, old: u64, new: u64) -> Result<()> {
+    pub(crate) fn resize(&mut self, old: u64, new: u64) -> Result<()> {
         (0..self.bitmaps.len()).try_for_each(|index| self.resize_one(index, old.min(new), new))
     }
 

@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use std::collections::HashMap;
 
 /// A counter of two bytes per cluster. The few clusters with more references are counted in `many`.
-pub(super) struct Counters {
+pub(crate) struct Counters {
     counts: Vec<u16>,
     /// Counts of the clusters whose counter is `MANY`.
     many: HashMap<usize, u64>,
@@ -14,7 +14,7 @@ const MANY: u16 = u16::MAX;
 
 impl Counters {
     /// Creates counters for `clusters` clusters, all 0. Pages that stay 0 take no memory.
-    pub(super) fn new(clusters: u64, max_memory: u64) -> Result<Counters> {
+    pub(crate) fn new(clusters: u64, max_memory: u64) -> Result<Counters> {
         let fits = clusters.checked_mul(2).is_some_and(|b| b <= max_memory);
         let Some(clusters) = usize::try_from(clusters).ok().filter(|_| fits) else {
             return Err(Error::unsupported(format!(
@@ -28,12 +28,12 @@ impl Counters {
         })
     }
 
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.counts.len() as u64
     }
 
     /// Returns the number of references of a cluster; 0 for clusters beyond the last.
-    pub(super) fn get(&self, cluster: u64) -> u64 {
+    pub(crate) fn get(&self, cluster: u64) -> u64 {
         let at = usize::try_from(cluster).unwrap_or(usize::MAX);
         match self.counts.get(at) {
             None => 0,
@@ -53,7 +53,7 @@ impl Counters {
     }
 
     /// Adds `by` references to a cluster. Clusters beyond the last are ignored.
-    pub(super) fn add(&mut self, cluster: u64, by: u64) {
+    pub(crate) fn add(&mut self, cluster: u64, by: u64) {
         if cluster < self.len() {
             let count = self.get(cluster).saturating_add(by);
             self.set(cluster as usize, count);
@@ -61,7 +61,7 @@ impl Counters {
     }
 
     /// Removes a reference from a cluster.
-    pub(super) fn remove(&mut self, cluster: u64) {
+    pub(crate) fn remove(&mut self, cluster: u64) {
         if cluster < self.len() {
             let count = self.get(cluster).saturating_sub(1);
             self.set(cluster as usize, count);
@@ -69,7 +69,7 @@ impl Counters {
     }
 
     /// Extends the counters to `clusters` clusters.
-    pub(super) fn grow(&mut self, clusters: u64) {
+    pub(crate) fn grow(&mut self, clusters: u64) {
         let clusters = clusters as usize;
         if clusters > self.counts.len() {
             self.counts.resize(clusters, 0);
@@ -77,13 +77,13 @@ impl Counters {
     }
 
     /// Number of the last cluster with references, plus one.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         let used = self.counts.iter().rposition(|c| *c != 0);
         used.map_or(0, |at| at as u64 + 1)
     }
 
     /// Whether any of these clusters has references.
-    pub(super) fn any(&self, clusters: std::ops::Range<u64>) -> bool {
+    pub(crate) fn any(&self, clusters: std::ops::Range<u64>) -> bool {
         let end = clusters.end.min(self.len()) as usize;
         let start = (clusters.start as usize).min(end);
         self.counts[start..end].iter().any(|c| *c != 0)
@@ -91,22 +91,22 @@ impl Counters {
 }
 
 /// A bit per cluster.
-pub(super) struct Bits(Vec<u64>);
+pub(crate) struct Bits(Vec<u64>);
 
 impl Bits {
     /// Creates a set of `len` bits, all 0. The caller has bounded `len`.
-    pub(super) fn new(len: u64) -> Bits {
+    pub(crate) fn new(len: u64) -> Bits {
         Bits(vec![0; len.div_ceil(64) as usize])
     }
 
     /// Returns a bit; false beyond the last.
-    pub(super) fn get(&self, at: u64) -> bool {
+    pub(crate) fn get(&self, at: u64) -> bool {
         let word = usize::try_from(at / 64).unwrap_or(usize::MAX);
         self.0.get(word).is_some_and(|w| w >> (at % 64) & 1 == 1)
     }
 
     /// Sets a bit. Bits beyond the last are ignored.
-    pub(super) fn set(&mut self, at: u64) {
+    pub(crate) fn set(&mut self, at: u64) {
         let word = usize::try_from(at / 64).unwrap_or(usize::MAX);
         if let Some(word) = self.0.get_mut(word) {
             *word |= 1 << (at % 64);

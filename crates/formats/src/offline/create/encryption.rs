@@ -15,7 +15,7 @@ pub struct Encryption {
 
 /// Option names of luks images. The encryption options of qcow2 images begin with [`PREFIX`] and
 /// include a format.
-pub(super) const NAMES: [&str; 8] = [
+pub(crate) const NAMES: [&str; 8] = [
     "cipher-alg",
     "cipher-mode",
     "hash-alg",
@@ -27,7 +27,7 @@ pub(super) const NAMES: [&str; 8] = [
 ];
 
 /// Prefix of the encryption options of qcow2 images.
-pub(super) const PREFIX: &str = "encrypt.";
+pub(crate) const PREFIX: &str = "encrypt.";
 
 impl Encryption {
     /// Returns the defaults for this format.
@@ -69,7 +69,7 @@ impl Encryption {
 
     /// Creates an encryption header with its key slots, which QEMU and cryptsetup can read. Takes
     /// seconds.
-    pub(super) fn header(&self, key: Option<&Passphrase>) -> Result<Vec<u8>> {
+    pub(crate) fn header(&self, key: Option<&Passphrase>) -> Result<Vec<u8>> {
         let Some(key) = key else {
             return Err(Error::usage(
                 "an encrypted image needs a key; add --key file:PATH, for example",
@@ -81,7 +81,7 @@ impl Encryption {
     }
 
     /// Length of the encryption header in bytes.
-    pub(in crate::offline) fn header_len(&self) -> u64 {
+    pub(crate) fn header_len(&self) -> u64 {
         self.luks.header_len()
     }
 }

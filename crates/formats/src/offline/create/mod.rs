@@ -2,23 +2,21 @@
 
 mod choice;
 mod encryption;
-mod luks;
 mod options;
-mod qcow2;
-mod qed;
-mod raw;
-mod stream;
+mod space;
 
+pub use crate::qcow2::Contents;
 pub use encryption::Encryption;
+pub(crate) use encryption::{NAMES as LUKS_NAMES, PREFIX as ENCRYPTION_PREFIX};
 pub use options::{Backing, Options, Preallocation, Qcow2Options};
-pub use qcow2::fully_allocated;
-pub use stream::Contents;
+pub(crate) use space::{NewImage, check_preallocation, empty, preallocate};
 
 use super::Image;
+use crate::drivers::driver;
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 use fathom_luks::Passphrase;
-use fathom_units::cause;
+use std::fmt;
 use std::path::Path;
 
 /// Creates an image of a disk of `size` bytes, rounded up to whole sectors, in `file`, whose
@@ -37,25 +35,13 @@ pub fn create(
         .filter(|size| *size <= i64::MAX as u64)
         .ok_or_else(|| Error::usage("the size exceeds the limit"))?;
     options.validate()?;
-    match options.format {
-        Format::Raw => raw::create(file, options.preallocation, size),
-        Format::Luks => luks::create(file, options, size, key),
-        Format::Foreign(_) => Err(Error::only_read(options.format)),
-        Format::Qcow2 => qcow2::create(file, data_file, options, size, key),
-        Format::Qed => qed::create(file, options, size),
-    }
-}
-
-/// Empties the file. On a device, whose size cannot be set to 0, erases the header of an old image.
-pub(super) fn empty(file: &dyn ImageFile) -> Result<()> {
-    const HEADER: usize = 4096;
-    if file.grows() {
-        return file.set_len(0).map_err(Error::io("cannot write the image"));
-    }
-    let len = file.len().map_err(Error::io("cannot get the size"))?;
-    let len = len.min(HEADER as u64) as usize;
-    let erased = file.write_at(&ZEROES[..len], 0).and_then(|()| file.sync());
-    erased.map_err(Error::io("cannot erase the old header"))
+    driver(options.format).create(&NewImage {
+        file,
+        data_file,
+        options,
+        size,
+        key,
+    })
 }
 
 /// Returns the size of the disk in a backing file, which is the default size of a new image. The
@@ -84,55 +70,40 @@ pub fn reads_as_zeroes(
     options: &Options,
 ) -> bool {
     let store = data_file.unwrap_or(file);
-    match options.format {
-        Format::Raw => options.preallocation == Preallocation::Full || store.grows(),
-        Format::Qcow2 => qcow2::has_no_contents(options) || store.grows(),
-        Format::Qed => true,
-        // Sectors that were never written decrypt to arbitrary bytes.
-        Format::Luks | Format::Foreign(_) => false,
-    }
+    driver(options.format).reads_as_zeroes(options, store.grows())
 }
 
-/// Refuses `preallocation=falloc` if the file cannot allocate space.
-pub(in crate::offline) fn check_preallocation(
-    file: &dyn ImageFile,
-    how: Preallocation,
-) -> Result<()> {
-    if how != Preallocation::Falloc {
-        return Ok(());
+impl Options {
+    /// Returns the names of a format's options.
+    pub fn names(format: Format) -> &'static [&'static str] {
+        driver(format).option_names()
     }
-    file.check_allocate().map_err(|error| {
-        Error::Unsupported(format!(
-            "preallocation=falloc: {}; use preallocation=full, which writes zeroes, or off",
-            cause(error)
-        ))
-    })
-}
 
-/// A buffer of zeroes for writing.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
-
-/// Allocates space for `len` bytes from `offset` on, as `how` says. The bytes already read as
-/// zeroes, except where [`Preallocation::Full`] writes zeroes.
-pub(super) fn preallocate(
-    file: &dyn ImageFile,
-    how: Preallocation,
-    offset: u64,
-    len: u64,
-) -> Result<()> {
-    let no_space = Error::io("cannot allocate space");
-    match how {
-        Preallocation::Off | Preallocation::Metadata => Ok(()),
-        Preallocation::Falloc => file.allocate(offset, len).map_err(no_space),
-        Preallocation::Full => {
-            let mut at = offset;
-            while at < offset + len {
-                let piece = (offset + len - at).min(ZEROES.len() as u64);
-                let written = file.write_at(&ZEROES[..piece as usize], at);
-                written.map_err(Error::io("cannot allocate space"))?;
-                at += piece;
+    /// Validates everything that does not depend on the disk's size.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |problem: &str| Err(Error::usage(problem));
+        if let Some(backing) = &self.backing {
+            let len = backing.name.len();
+            if len == 0 {
+                return refuse("backing_fmt needs backing_file");
             }
-            Ok(())
+            if len > 1023 || backing.name.contains('\0') {
+                return refuse("the backing file's name is invalid, or exceeds 1023 bytes");
+            }
         }
+        driver(self.format).validate(self)
+    }
+}
+
+/// Formats the options as `qemu-img create` does.
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fmt={}", self.format)?;
+        for name in driver(self.format).printed_options() {
+            if let Some(value) = self.shown(name) {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        Ok(())
     }
 }

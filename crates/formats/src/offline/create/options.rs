@@ -6,7 +6,6 @@ use crate::qcow2::CompressionType;
 use crate::{Error, Format, Result};
 use fathom_units::unknown_name;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The space that is allocated when an image is created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,42 +109,6 @@ impl Options {
         }
     }
 
-    /// Returns the names of a format's options.
-    pub fn names(format: Format) -> &'static [&'static str] {
-        match format {
-            Format::Raw => &["preallocation", "size"],
-            Format::Luks => &encryption::NAMES,
-            Format::Foreign(_) => &[],
-            Format::Qed => &[
-                "backing_file",
-                "backing_fmt",
-                "cluster_size",
-                "size",
-                "table_size",
-            ],
-            Format::Qcow2 => &[
-                "backing_file",
-                "backing_fmt",
-                "cluster_size",
-                "compat",
-                "compression_type",
-                "data_file",
-                "data_file_raw",
-                "encrypt.cipher-alg",
-                "encrypt.cipher-mode",
-                "encrypt.format",
-                "encrypt.hash-alg",
-                "encrypt.iter-time",
-                "encrypt.ivgen-alg",
-                "extended_l2",
-                "lazy_refcounts",
-                "preallocation",
-                "refcount_bits",
-                "size",
-            ],
-        }
-    }
-
     /// Sets an option, as in `-o name=value`. `parse_size` parses sizes.
     pub fn set(
         &mut self,
@@ -211,155 +174,9 @@ impl Options {
         self.given.keys().copied()
     }
 
-    /// Validates everything that does not depend on the disk's size.
-    pub fn validate(&self) -> Result<()> {
-        let refuse = |problem: &str| Err(Error::usage(problem));
-        if let Some(backing) = &self.backing {
-            let len = backing.name.len();
-            if len == 0 {
-                return refuse("backing_fmt needs backing_file");
-            }
-            if len > 1023 || backing.name.contains('\0') {
-                return refuse("the backing file's name is invalid, or exceeds 1023 bytes");
-            }
-        }
-        match self.format {
-            Format::Raw if self.preallocation == Preallocation::Metadata => {
-                refuse("preallocation=metadata: applies only to qcow2, because raw has no metadata")
-            }
-            Format::Raw => Ok(()),
-            Format::Luks => self.validate_luks(),
-            Format::Foreign(_) => Err(Error::only_read(self.format)),
-            Format::Qed => self.validate_qed(),
-            Format::Qcow2 => self.validate_qcow2(),
-        }
-    }
-
-    fn validate_luks(&self) -> Result<()> {
-        match self.encryption.luks.check() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(Error::usage(error.to_string())),
-        }
-    }
-
-    fn validate_qed(&self) -> Result<()> {
-        let (cluster, table) = (self.cluster_size, self.table_size);
-        if !cluster.is_power_of_two() || !(4 << 10..=64 << 20).contains(&cluster) {
-            return Err(Error::usage(
-                "cluster_size: not a power of two from 4k to 64M",
-            ));
-        }
-        if !table.is_power_of_two() || table > 16 {
-            return Err(Error::usage("table_size: not 1, 2, 4, 8 or 16 clusters"));
-        }
-        Ok(())
-    }
-
-    fn validate_qcow2(&self) -> Result<()> {
-        let (cluster, q) = (self.cluster_size, &self.qcow2);
-        let refuse = |problem: &str| Err(Error::usage(problem));
-        if !cluster.is_power_of_two() || !(512..=2 << 20).contains(&cluster) {
-            return refuse("cluster_size: not a power of two from 512 to 2M");
-        }
-        if !q.refcount_bits.is_power_of_two() || q.refcount_bits > 64 {
-            return refuse("refcount_bits: not a power of two from 1 to 64");
-        }
-        if q.extended_l2 && cluster < 16 << 10 {
-            return refuse("extended_l2=on: needs a cluster_size of at least 16k");
-        }
-        let needs_v3 = [
-            (q.refcount_bits != 16, "refcount_bits other than 16"),
-            (q.lazy_refcounts, "lazy_refcounts=on"),
-            (q.extended_l2, "extended_l2=on"),
-            (
-                q.compression != CompressionType::Deflate,
-                "compression_type other than zlib",
-            ),
-            (q.data_file.is_some(), "data_file"),
-        ];
-        if let Some((_, what)) = needs_v3.iter().find(|(wanted, _)| *wanted && q.version < 3) {
-            return Err(Error::usage(format!("{what} needs compat=1.1")));
-        }
-        if q.data_file_raw && q.data_file.is_none() {
-            return refuse("data_file_raw=on: needs data_file");
-        }
-        if q.data_file_raw && self.backing.is_some() {
-            return refuse("data_file_raw=on: excludes a backing file");
-        }
-        if q.data_file
-            .as_deref()
-            .is_some_and(|n| n.is_empty() || n.contains('\0'))
-        {
-            return refuse("the data file's name is invalid");
-        }
-        let preallocates = self.preallocation != Preallocation::Off;
-        let encrypts = self.encryption.is_wanted;
-        if !encrypts
-            && self
-                .given()
-                .any(|name| name.starts_with(encryption::PREFIX))
-        {
-            return refuse("options of encryption: need encrypt.format=luks");
-        }
-        if encrypts && preallocates {
-            return refuse(
-                "preallocation: excludes encryption, because preallocated data would read as \
-                 random bytes",
-            );
-        }
-        if encrypts && q.data_file.is_some() {
-            return refuse("encrypt.format: excludes data_file");
-        }
-        if preallocates && self.backing.is_some() && !q.extended_l2 {
-            return refuse("preallocation: needs extended_l2=on for an image with a backing file");
-        }
-        Ok(())
-    }
-}
-
-/// Formats the options as `qemu-img create` does.
-impl fmt::Display for Options {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "fmt={}", self.format)?;
-        let names: &[&str] = match self.format {
-            Format::Raw => &["size", "preallocation"],
-            Format::Luks | Format::Foreign(_) => &["size"],
-            Format::Qed => &[
-                "size",
-                "backing_file",
-                "backing_fmt",
-                "cluster_size",
-                "table_size",
-            ],
-            Format::Qcow2 => &[
-                "cluster_size",
-                "extended_l2",
-                "preallocation",
-                "compression_type",
-                "encrypt.format",
-                "size",
-                "compat",
-                "backing_file",
-                "backing_fmt",
-                "data_file",
-                "data_file_raw",
-                "lazy_refcounts",
-                "refcount_bits",
-            ],
-        };
-        for name in names {
-            if let Some(value) = self.shown(name) {
-                write!(f, " {name}={value}")?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Options {
     /// Returns an option's value, if it is shown. Some options are shown only if they were given or
     /// differ from the default.
-    fn shown(&self, name: &str) -> Option<String> {
+    pub(super) fn shown(&self, name: &str) -> Option<String> {
         let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
         let (q, given) = (&self.qcow2, self.given.contains_key(name));
         let backing = self.backing.as_ref();

@@ -21,7 +21,7 @@ pub(crate) use header::{Switch, switch};
 pub(crate) use mapping::Mapping;
 
 use crate::offline::check::{self, Repair};
-use crate::offline::read::qcow2_first_cluster;
+use crate::qcow2::first_cluster;
 use crate::qcow2::{Geometry, Header, L1Entry};
 use crate::{Error, Format, HostOffset, Result};
 use fathom_files::ImageFile;
@@ -80,7 +80,7 @@ impl<'a> Editor<'a> {
 
     /// Opens an image that is known to be sound.
     fn start(file: &'a dyn ImageFile) -> Result<Editor<'a>> {
-        let first = qcow2_first_cluster(file)?;
+        let first = first_cluster(file)?;
         let old = Header::parse(&first)?;
         let mut header = old.clone();
         header.prepare_for_writing();
@@ -225,7 +225,7 @@ pub(crate) fn header_switch(
     file: &dyn ImageFile,
     change: impl FnOnce(&mut Header),
 ) -> Result<Switch> {
-    let first = qcow2_first_cluster(file)?;
+    let first = first_cluster(file)?;
     let old = Header::parse(&first)?;
     let mut new = old.clone();
     change(&mut new);
@@ -249,5 +249,5 @@ pub fn room_for_tables(header: &Header, l1_entries: u64, file_len: u64) -> u64 {
 }
 
 fn read_header(file: &dyn ImageFile) -> Result<Header> {
-    Header::parse(&qcow2_first_cluster(file)?)
+    Header::parse(&first_cluster(file)?)
 }

@@ -1,7 +1,7 @@
 //! Human-readable output of `fathom img info`.
 
 use super::{Info, Units, compat, encryption, flag_names, foreign};
-use crate::offline::Image;
+use crate::Image;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{COMPATIBLE_LAZY_REFCOUNTS, Header};
 use std::fmt::{self, Display, Formatter};

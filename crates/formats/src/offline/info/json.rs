@@ -1,7 +1,7 @@
 //! JSON output of `fathom img info`: QEMU's `ImageInfo`.
 
 use super::{Info, compat, encryption, flag_names, foreign};
-use crate::offline::Image;
+use crate::Image;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{COMPATIBLE_LAZY_REFCOUNTS, Header};
 use serde_json::{Map, Value, json};

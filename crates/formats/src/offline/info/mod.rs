@@ -14,7 +14,7 @@ pub use snapshots::SnapshotList;
 
 use super::Image;
 use crate::qcow2::{Header, bitmap::Bitmap, snapshot::Snapshot};
-use crate::{Error, Format, Result, resolve};
+use crate::{Error, Format, RawImage, Result, resolve};
 use fathom_files::ImageFile;
 use fathom_files::superseded::Superseded;
 use std::path::{Path, PathBuf};
@@ -80,8 +80,8 @@ impl Info {
         };
         let luks = match &image {
             Image::Qcow2(header) => sound::check(file, header, &bitmaps)?,
-            Image::Luks(header, _) => Some(header.describe()),
-            Image::Raw { .. } | Image::Qed(..) | Image::Foreign(_) => None,
+            Image::Luks(image) => Some(image.header.describe()),
+            Image::Raw(_) | Image::Qed(_) | Image::Foreign(_) => None,
         };
         let is_local = !matches!(protocol, Protocol::Other(_));
         let allocated = is_local.then(|| file.allocated()).transpose();
@@ -105,7 +105,7 @@ impl Info {
     pub fn of_disk(path: &Path, size: u64, protocol: &'static str) -> Info {
         Info {
             path: path.to_owned(),
-            image: Image::Raw { size },
+            image: Image::Raw(RawImage { size }),
             file_len: size,
             allocated: None,
             protocol: Protocol::Other(protocol),

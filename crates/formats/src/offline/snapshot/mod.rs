@@ -4,7 +4,7 @@
 
 use crate::offline::edit::{Editor, Mapping};
 use crate::offline::info::{read_snapshots, snapshot_table_bytes};
-use crate::offline::read::qcow2_first_cluster;
+use crate::qcow2::first_cluster;
 use crate::qcow2::snapshot::{NO_ICOUNT, Snapshot};
 use crate::qcow2::{Header, L1Entry, MAX_L1_BYTES, MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS};
 use crate::{Error, HostOffset, Result};
@@ -16,7 +16,7 @@ const MAX_NAME: usize = 255;
 
 /// Lists all snapshots in the order of the snapshot table.
 pub fn list(file: &dyn ImageFile) -> Result<Vec<Snapshot>> {
-    read_snapshots(file, &Header::parse(&qcow2_first_cluster(file)?)?)
+    read_snapshots(file, &Header::parse(&first_cluster(file)?)?)
 }
 
 /// Returns the current time for [`create`]: seconds since the epoch, limited to 32 bits, and

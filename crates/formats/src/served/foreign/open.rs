@@ -2,8 +2,8 @@
 
 use super::storage::Foreign;
 use super::tables::Tables;
+use crate::Image;
 use crate::foreign::{Part, describe_with, refused};
-use crate::offline::Image;
 use crate::served::helpers::Helpers;
 use crate::served::problem::told;
 use crate::served::storage::{Opener, Storage};

@@ -1,11 +1,11 @@
 //! Resizes raw images: changes the file's length.
 
-use super::{Resize, sync};
 use crate::offline::create::{Preallocation, preallocate};
+use crate::offline::resize::{Resize, sync};
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 
-pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
+pub(crate) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     if to.preallocation == Preallocation::Metadata {
         return Err(Error::usage(
             "preallocation=metadata: raw images have no metadata; use falloc or full",

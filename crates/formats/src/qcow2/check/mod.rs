@@ -19,11 +19,10 @@ mod refcounts;
 mod repair;
 mod tables;
 
-use super::counters::{Bits, Counters};
-use super::{Lines, Options, Repair, Report};
+use crate::offline::check::{Bits, Counters, Lines, Options, Repair, Report};
 use crate::offline::info::{read_bitmaps, read_snapshots, snapshot_table_bytes};
-use crate::offline::read::qcow2_first_cluster;
 use crate::qcow2::bitmap::Bitmap;
+use crate::qcow2::first_cluster;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{
     AUTOCLEAR_BITMAPS, Geometry, Header, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY, Overlap, Region,
@@ -111,7 +110,7 @@ impl<'a, 'b> Pass<'a, 'b> {
         lines: &'a mut Lines<'b>,
     ) -> Result<Pass<'a, 'b>> {
         let repair = options.repair;
-        let first = qcow2_first_cluster(file)?;
+        let first = first_cluster(file)?;
         let mut header = Header::parse_for_repair(&first)?;
         header.encryption()?;
         if repair != Repair::Nothing {
@@ -263,7 +262,7 @@ fn write_autoclear(file: &dyn ImageFile, header: &Header) -> Result<()> {
 
 /// Clears the dirty and corrupt bits after all repairs, because the image is consistent.
 pub(super) fn mark_clean(file: &dyn ImageFile) -> Result<()> {
-    let header = Header::parse(&qcow2_first_cluster(file)?)?;
+    let header = Header::parse(&first_cluster(file)?)?;
     let clean = header.incompatible & !(INCOMPATIBLE_DIRTY | INCOMPATIBLE_CORRUPT);
     if clean == header.incompatible {
         return Ok(());

@@ -1,6 +1,6 @@
 //! Creates raw images, which are only space.
 
-use super::{Preallocation, check_preallocation, preallocate};
+use crate::offline::create::{Preallocation, check_preallocation, preallocate};
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 

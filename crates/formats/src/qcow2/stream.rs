@@ -1,9 +1,9 @@
 //! Creates a qcow2 image as a stream of bytes, for outputs that cannot seek: first the metadata,
 //! then the data in the guest's order.
 
-use super::qcow2::Plan;
-use super::{Options, Preallocation};
-use crate::qcow2::{Geometry, L2Entry};
+use super::create::Plan;
+use super::{Geometry, L2Entry};
+use crate::offline::create::{Options, Preallocation};
 use crate::{Error, Format, Result};
 use std::collections::BTreeMap;
 use std::io;

@@ -1,17 +1,18 @@
 //! Creates qcow2 images: header, refcount table and blocks, L1 table, then the preallocated
 //! clusters. Every cluster has refcount one.
 
-use super::{Options, Preallocation, check_preallocation, preallocate};
-use crate::qcow2::{
+use super::{
     AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, CompressionType, CryptMethod, CryptoHeader,
     Extension, Geometry, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE,
     INCOMPATIBLE_EXTENDED_L2, L1Entry, L2Entry, MAX_L1_BYTES, MAX_REFCOUNT_TABLE_BYTES,
     encode_feature_names, feature_names,
     refcount::{self, Extent},
 };
+use crate::offline::create::{
+    ENCRYPTION_PREFIX, NewImage, Options, Preallocation, check_preallocation, empty, preallocate,
+};
 use crate::{Error, GuestOffset, HostOffset, Result};
 use fathom_files::ImageFile;
-use fathom_luks::Passphrase;
 
 /// The layout of a new image, in clusters.
 struct Layout {
@@ -184,15 +185,72 @@ impl Plan {
 /// zeroes at its end.
 pub(super) type Put<'a> = dyn FnMut(HostOffset, &[u8], usize) -> Result<()> + 'a;
 
-pub(super) fn create(
-    file: &dyn ImageFile,
-    data_file: Option<&dyn ImageFile>,
-    options: &Options,
-    size: u64,
-    key: Option<&Passphrase>,
-) -> Result<()> {
+/// Validates the options of a new image that do not depend on the disk's size.
+pub(super) fn validate(options: &Options) -> Result<()> {
+    let (cluster, q) = (options.cluster_size, &options.qcow2);
+    let refuse = |problem: &str| Err(Error::usage(problem));
+    if !cluster.is_power_of_two() || !(512..=2 << 20).contains(&cluster) {
+        return refuse("cluster_size: not a power of two from 512 to 2M");
+    }
+    if !q.refcount_bits.is_power_of_two() || q.refcount_bits > 64 {
+        return refuse("refcount_bits: not a power of two from 1 to 64");
+    }
+    if q.extended_l2 && cluster < 16 << 10 {
+        return refuse("extended_l2=on: needs a cluster_size of at least 16k");
+    }
+    let needs_v3 = [
+        (q.refcount_bits != 16, "refcount_bits other than 16"),
+        (q.lazy_refcounts, "lazy_refcounts=on"),
+        (q.extended_l2, "extended_l2=on"),
+        (
+            q.compression != CompressionType::Deflate,
+            "compression_type other than zlib",
+        ),
+        (q.data_file.is_some(), "data_file"),
+    ];
+    if let Some((_, what)) = needs_v3.iter().find(|(wanted, _)| *wanted && q.version < 3) {
+        return Err(Error::usage(format!("{what} needs compat=1.1")));
+    }
+    if q.data_file_raw && q.data_file.is_none() {
+        return refuse("data_file_raw=on: needs data_file");
+    }
+    if q.data_file_raw && options.backing.is_some() {
+        return refuse("data_file_raw=on: excludes a backing file");
+    }
+    if q.data_file
+        .as_deref()
+        .is_some_and(|n| n.is_empty() || n.contains('\0'))
+    {
+        return refuse("the data file's name is invalid");
+    }
+    let preallocates = options.preallocation != Preallocation::Off;
+    let encrypts = options.encryption.is_wanted;
+    if !encrypts
+        && options
+            .given()
+            .any(|name| name.starts_with(ENCRYPTION_PREFIX))
+    {
+        return refuse("options of encryption: need encrypt.format=luks");
+    }
+    if encrypts && preallocates {
+        return refuse(
+            "preallocation: excludes encryption, because preallocated data would read as \
+             random bytes",
+        );
+    }
+    if encrypts && q.data_file.is_some() {
+        return refuse("encrypt.format: excludes data_file");
+    }
+    if preallocates && options.backing.is_some() && !q.extended_l2 {
+        return refuse("preallocation: needs extended_l2=on for an image with a backing file");
+    }
+    Ok(())
+}
+
+pub(super) fn create(new: &NewImage) -> Result<()> {
+    let (file, data_file, options, size) = (new.file, new.data_file, new.options, new.size);
     let encryption = match options.encryption.is_wanted {
-        true => options.encryption.header(key)?,
+        true => options.encryption.header(new.key)?,
         false => Vec::new(),
     };
     let g = header_of(options, size).geometry();
@@ -205,7 +263,7 @@ pub(super) fn create(
     let data = if g.data_file { 0 } else { preallocated };
     let plan = Plan::new(options, size, l2_tables, data)?;
     let layout = &plan.layout;
-    super::empty(file)?;
+    empty(file)?;
     file.set_len(layout.total() << g.cluster_bits)
         .map_err(Error::io("cannot extend the file"))?;
     let tables = (0..l2_tables).map(|index| preallocated_table(&plan, index));
@@ -255,7 +313,7 @@ fn preallocated_table(plan: &Plan, index: u64) -> Vec<u8> {
 
 /// Returns the extent of the image when the whole disk has been written. The clusters of an
 /// external data file count, as in QEMU.
-pub fn fully_allocated(options: &Options, size: u64) -> Result<Extent> {
+pub(super) fn fully_allocated(options: &Options, size: u64) -> Result<Extent> {
     options.validate()?;
     let g = Geometry {
         data_file: false,

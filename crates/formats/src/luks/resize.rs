@@ -1,15 +1,12 @@
 //! Resizes LUKS images: changes the file's length.
 
-use super::{Resize, raw};
-use crate::offline::Image;
 use crate::offline::create::Preallocation;
-use crate::{Error, Format, Result};
+use crate::offline::resize::Resize;
+use crate::{Error, Result, raw};
 use fathom_files::ImageFile;
+use fathom_luks::Header;
 
-pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
-    let Image::Luks(header, _) = Image::read(file, Format::Luks)? else {
-        unreachable!("it was read as one");
-    };
+pub(super) fn resize(file: &dyn ImageFile, header: &Header, to: &Resize) -> Result<()> {
     let payload = header.payload();
     if payload.size.is_some() {
         return Err(Error::unsupported(

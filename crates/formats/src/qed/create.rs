@@ -1,7 +1,7 @@
 //! Creates QED images: the header in the first cluster, then the L1 table.
 
-use super::Options;
-use crate::qed::{FEATURE_BACKING_FILE, FEATURE_BACKING_FORMAT_NO_PROBE, HEADER_LEN, Header};
+use super::{FEATURE_BACKING_FILE, FEATURE_BACKING_FORMAT_NO_PROBE, HEADER_LEN, Header};
+use crate::offline::create::{Options, Preallocation, empty, preallocate};
 use crate::{Error, Format, HostOffset, Result};
 use fathom_files::ImageFile;
 
@@ -34,14 +34,14 @@ pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Resu
     Header::parse(&start).map_err(|e| Error::usage(e.to_string()))?;
     let failed = || Error::io("cannot write the image");
     let geometry = header.geometry();
-    super::empty(file)?;
+    empty(file)?;
     let start_of_l1 = header.l1_offset.0;
     file.set_len(start_of_l1 + geometry.table_bytes())
         .map_err(failed())?;
     // A file would have a hole here, but a device needs the zeroes.
-    super::preallocate(
+    preallocate(
         file,
-        super::Preallocation::Full,
+        Preallocation::Full,
         start_of_l1,
         geometry.table_bytes(),
     )?;

@@ -1,10 +1,9 @@
 //! Resizes QED images: changes the size in the header, within the reach of the tables.
 
-use super::{Resize, sync, whole_sectors};
-use crate::offline::Image;
+use super::{Cluster, Header, L2Offset, QedImage};
 use crate::offline::check::{self, Repair};
-use crate::offline::create::Preallocation;
-use crate::qed::{Cluster, Header, L2Offset};
+use crate::offline::create::{Preallocation, preallocate};
+use crate::offline::resize::{Resize, sync, whole_sectors};
 use crate::{Error, Format, GuestOffset, HostOffset, Result};
 use fathom_files::ImageFile;
 
@@ -43,10 +42,7 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
 /// Returns the header of an image without corruptions. An image that was not closed properly is
 /// repaired first, as QEMU does.
 fn sound_header(file: &dyn ImageFile) -> Result<Header> {
-    let read = || match Image::read(file, Format::Qed)? {
-        Image::Qed(header, _) => Ok(header),
-        _ => Err(Error::NotThisFormat { format: "qed" }),
-    };
+    let read = || QedImage::read(file).map(|image| image.header);
     let options = check::Options {
         repair: match read()?.needs_check() {
             true => Repair::All,
@@ -77,7 +73,7 @@ fn clear_tail(file: &dyn ImageFile, header: &Header) -> Result<()> {
         read.map_err(Error::io("cannot read its tables"))?;
         Ok(u64::from_le_bytes(word))
     };
-    let invalid = |e: crate::qed::TableError| Error::invalid(e.to_string());
+    let invalid = |e: super::TableError| Error::invalid(e.to_string());
     if tail == 0 {
         return Ok(());
     }
@@ -89,6 +85,7 @@ fn clear_tail(file: &dyn ImageFile, header: &Header) -> Result<()> {
     let Cluster::Data { host } = Cluster::decode(entry, &g, len).map_err(invalid)? else {
         return Ok(());
     };
-    super::growth::write_zeroes(file, (host + (g.cluster_size() - tail)).0, tail)?;
+    let at = host + (g.cluster_size() - tail);
+    preallocate(file, Preallocation::Full, at.0, tail)?;
     sync(file)
 }

@@ -4,11 +4,9 @@
 //! `qemu-img check`, invalid offsets can be repaired: they become unallocated. Leaks, and clusters
 //! that are referenced twice, cannot be repaired.
 
-use super::counters::Bits;
-use super::{Lines, Options, Repair, Report};
-use crate::offline::Image;
-use crate::qed::{Cluster, FEATURE_NEED_CHECK, Geometry, Header, L2Offset};
-use crate::{Error, Format, HostOffset, Result};
+use super::{Cluster, FEATURE_NEED_CHECK, Geometry, Header, L2Offset, QedImage};
+use crate::offline::check::{Bits, Lines, Options, Repair, Report};
+use crate::{Error, HostOffset, Result};
 use fathom_files::ImageFile;
 
 /// Number of bytes of a table that are read at once.
@@ -25,15 +23,8 @@ struct Scan<'a, 'b> {
     lines: &'a mut Lines<'b>,
 }
 
-fn read_header(file: &dyn ImageFile) -> Result<Header> {
-    match Image::read(file, Format::Qed)? {
-        Image::Qed(header, _) => Ok(header),
-        _ => Err(Error::NotThisFormat { format: "qed" }),
-    }
-}
-
 pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -> Result<Report> {
-    let mut header = read_header(file)?;
+    let mut header = QedImage::read(file)?.header;
     if options.repair != Repair::Nothing && header.prepare_for_writing() {
         write_header(file, &header)?;
     }
@@ -70,7 +61,7 @@ pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -
 /// Clears the header's need-check bit, because the image is consistent. The caller has flushed the
 /// repairs.
 pub(super) fn mark_clean(file: &dyn ImageFile) -> Result<()> {
-    let mut header = read_header(file)?;
+    let mut header = QedImage::read(file)?.header;
     if header.needs_check() {
         header.features &= !FEATURE_NEED_CHECK;
         write_header(file, &header)?;

@@ -1,9 +1,9 @@
 //! Grows qcow2 disks.
 
-use super::{Resize, sync};
+use super::{Cluster, Compressed, EntryError, Geometry, L2Entry, decompress};
 use crate::offline::create::{Preallocation, preallocate};
 use crate::offline::edit::{Editor, Mapping};
-use crate::qcow2::{Cluster, Compressed, EntryError, Geometry, L2Entry, decompress};
+use crate::offline::resize::{Resize, sync};
 use crate::{Error, GuestOffset, HostOffset, Result};
 use fathom_files::ImageFile;
 

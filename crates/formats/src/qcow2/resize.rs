@@ -1,11 +1,11 @@
 //! Resizes qcow2 images: changes the L1 table in one [`Editor::commit`].
 
 use super::growth::Growth;
-use super::{Resize, sync, whole_sectors};
+use super::{L1Entry, MAX_L1_BYTES};
 use crate::offline::bitmap::Bitmaps;
 use crate::offline::create::Preallocation;
 use crate::offline::edit::{Editor, Mapping};
-use crate::qcow2::{L1Entry, MAX_L1_BYTES};
+use crate::offline::resize::{Resize, sync, whole_sectors};
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 
