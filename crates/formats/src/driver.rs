@@ -1,4 +1,4 @@
-//! What differs between image formats in the tools for images that are not in use.
+//! The tools for images that are not in use, as far as they differ between formats.
 //!
 //! Each format has a folder with its driver. [`crate::drivers`] lists them.
 
@@ -11,7 +11,7 @@ use crate::offline::resize::Resize;
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 
-/// What the tools do with the images of one format. `file` is always an image that is not in use,
+/// The tools for images of one format. `file` is always an image that is not in use,
 /// unless the method says otherwise.
 pub(crate) trait Driver {
     /// Reads and checks the header of the image in `file`, which may be in use.

@@ -1,4 +1,4 @@
-//! What an image's header says, whatever its format is.
+//! The properties of images of all formats.
 
 use crate::Format;
 

@@ -18,8 +18,8 @@ pub struct Measure {
 /// The contents that will be copied to the image.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Number of bytes of data clusters. See [`data_clusters`](super::data_clusters), with the cluster size of the new
-    /// image.
+    /// Number of bytes of data clusters: [`data_clusters`](super::data_clusters) with the cluster
+    /// size of the new image.
     pub data: u64,
     /// The bitmaps of the source; `None` if its format has no bitmaps.
     pub bitmaps: Option<Vec<Bitmap>>,

@@ -1,4 +1,4 @@
-//! What a resize is asked to do, for the drivers of all formats.
+//! The terms of a resize, for the drivers of all formats.
 
 use crate::offline::create::Preallocation;
 use crate::{Error, Result};
