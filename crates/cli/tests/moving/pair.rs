@@ -129,8 +129,8 @@ pub fn wait_for_phase(served: &Served, phase: &str) {
 
 /// Starts a guest that changes the disk with all kinds of requests until it is killed.
 ///
-/// Its changes are limited: a slow device would never catch up with an unlimited guest, and the
-/// other server would never be ready.
+/// The number of changes is limited: a slow device would never catch up with an unlimited guest,
+/// and the other server would never be ready.
 pub fn changes(served: &Served) -> Kept {
     stdout_of(&["set", &served.api(), "throttle", "iops-write=200"]);
     let load = ["--rw", "randrw", "--rwmixtrim", "5", "--rwmixzero", "10"];
