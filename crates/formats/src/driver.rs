@@ -3,7 +3,7 @@
 //! Each format has a folder with its driver. [`crate::drivers`] lists them.
 
 use crate::image::Image;
-use crate::offline::check::{self, Lines, Report};
+use crate::offline::check::Checker;
 use crate::offline::create::{NewImage, Options};
 use crate::offline::measure::{Measure, Source};
 use crate::offline::new_backing::NewBacking;
@@ -40,21 +40,11 @@ pub(crate) trait Driver {
     /// Changes the size of the disk.
     fn resize(&self, file: &dyn ImageFile, to: &Resize<'_>) -> Result<()>;
 
-    /// Checks the whole image once.
-    fn check(
-        &self,
-        _file: &dyn ImageFile,
-        _options: &check::Options,
-        _lines: &mut Lines<'_>,
-    ) -> Result<Report> {
+    /// Returns the check of the images' metadata.
+    fn checker(&self) -> Result<&'static Checker> {
         Err(Error::unsupported(
             "only the metadata of qcow2 and qed images can be checked",
         ))
-    }
-
-    /// Notes in the header that the image is consistent.
-    fn mark_clean(&self, _file: &dyn ImageFile) -> Result<()> {
-        Ok(())
     }
 
     /// Sets or removes the name of the backing file, as

@@ -1,7 +1,7 @@
 //! Errors of images and of requests.
 
-use crate::Format;
 use fathom_units::cause;
+use std::fmt;
 use std::io;
 
 /// Why an image cannot be opened, created, checked or changed. Each message is one line and does
@@ -39,12 +39,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// Returns the error for creating or changing an image of a read-only format.
-    pub(crate) fn only_read(format: Format) -> Error {
+    pub(crate) fn only_read(format: impl fmt::Display) -> Error {
         Error::Unsupported(format!(
             "{format} images can only be read; the formats that can be written are raw, qcow2, qed and luks \
              ('fathom img convert -O qcow2' converts an image)"
         ))
     }
+
     /// Returns a function for `map_err` that adds the failed operation `what` to a system error.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Io { what, source }

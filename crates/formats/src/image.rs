@@ -2,12 +2,9 @@
 
 use crate::image_header::ImageHeader;
 use crate::luks::LuksImage;
-use crate::offline::SnapshotName;
-use crate::offline::info::read_snapshots;
+use crate::qcow2;
 use crate::qed::QedImage;
 use crate::raw::RawImage;
-use crate::{Error, Result, qcow2};
-use fathom_files::ImageFile;
 use std::ops::Deref;
 
 /// An image's header, with the properties of [`ImageHeader`].
@@ -38,24 +35,5 @@ impl Deref for Image {
             Image::Luks(image) => &**image,
             Image::Foreign(description) => &**description,
         }
-    }
-}
-
-impl Image {
-    /// Returns the header of the image as it was when this internal snapshot was taken.
-    pub fn at_snapshot(self, file: &dyn ImageFile, name: &SnapshotName) -> Result<Image> {
-        let Image::Qcow2(mut header) = self else {
-            let format = self.format();
-            return Err(Error::unsupported(format!(
-                "{format} images have no internal snapshots"
-            )));
-        };
-        let snapshots = read_snapshots(file, &header)?;
-        let snapshot = name.find(&snapshots)?;
-        header.size = snapshot.disk_size().unwrap_or(header.size);
-        header.l1_offset = snapshot.l1_offset;
-        header.l1_entries = snapshot.l1_entries;
-        header.validate_tables()?;
-        Ok(Image::Qcow2(header))
     }
 }

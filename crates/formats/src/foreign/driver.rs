@@ -3,7 +3,7 @@
 use super::part::describe;
 use crate::driver::Driver;
 use crate::image::Image;
-use crate::offline::check::{Lines, Options as CheckOptions, Report};
+use crate::offline::check::Checker;
 use crate::offline::create::{NewImage, Options};
 use crate::offline::measure::{Measure, Source};
 use crate::offline::resize::Resize;
@@ -52,7 +52,7 @@ impl Driver for ForeignDriver {
         self.refuse()
     }
 
-    fn check(&self, _: &dyn ImageFile, _: &CheckOptions, _: &mut Lines<'_>) -> Result<Report> {
+    fn checker(&self) -> Result<&'static Checker> {
         self.refuse()
     }
 }

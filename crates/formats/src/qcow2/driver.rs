@@ -1,11 +1,12 @@
 //! The driver of qcow2 images.
 
+use super::check::CHECKER;
 use super::image::first_cluster;
-use super::{Header, backing, check, create, measure, resize};
+use super::{Header, backing, create, measure, resize};
 use crate::Result;
 use crate::driver::Driver;
 use crate::image::Image;
-use crate::offline::check::{Lines, Options as CheckOptions, Report};
+use crate::offline::check::Checker;
 use crate::offline::create::{NewImage, Options};
 use crate::offline::measure::{Measure, Source};
 use crate::offline::new_backing::NewBacking;
@@ -81,17 +82,8 @@ impl Driver for Qcow2Driver {
         resize::resize(file, to)
     }
 
-    fn check(
-        &self,
-        file: &dyn ImageFile,
-        options: &CheckOptions,
-        lines: &mut Lines<'_>,
-    ) -> Result<Report> {
-        check::pass(file, options, lines)
-    }
-
-    fn mark_clean(&self, file: &dyn ImageFile) -> Result<()> {
-        check::mark_clean(file)
+    fn checker(&self) -> Result<&'static Checker> {
+        Ok(&CHECKER)
     }
 
     fn set_backing(&self, file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {

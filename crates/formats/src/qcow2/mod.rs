@@ -38,6 +38,7 @@ mod resize;
 pub mod snapshot;
 mod stream;
 
+pub(crate) use check::CHECKER;
 pub use compressed::{StreamError, compress, decompress};
 pub(crate) use driver::Qcow2Driver;
 pub use entry::{Cluster, Compressed, EntryError, L1Entry, L2Entry};

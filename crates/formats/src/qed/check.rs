@@ -5,9 +5,12 @@
 //! that are referenced twice, cannot be repaired.
 
 use super::{Cluster, FEATURE_NEED_CHECK, Geometry, Header, L2Offset, QedImage};
-use crate::offline::check::{Bits, Lines, Options, Repair, Report};
+use crate::offline::check::{Bits, Checker, Lines, Options, Repair, Report};
 use crate::{Error, HostOffset, Result};
 use fathom_files::ImageFile;
+
+/// The check of this format.
+pub(crate) static CHECKER: Checker = Checker { pass, mark_clean };
 
 /// Number of bytes of a table that are read at once.
 const CHUNK: usize = 64 << 10;
@@ -23,7 +26,7 @@ struct Scan<'a, 'b> {
     lines: &'a mut Lines<'b>,
 }
 
-pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -> Result<Report> {
+fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -> Result<Report> {
     let mut header = QedImage::read(file)?.header;
     if options.repair != Repair::Nothing && header.prepare_for_writing() {
         write_header(file, &header)?;
@@ -60,7 +63,7 @@ pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -
 
 /// Clears the header's need-check bit, because the image is consistent. The caller has flushed the
 /// repairs.
-pub(super) fn mark_clean(file: &dyn ImageFile) -> Result<()> {
+fn mark_clean(file: &dyn ImageFile) -> Result<()> {
     let mut header = QedImage::read(file)?.header;
     if header.needs_check() {
         header.features &= !FEATURE_NEED_CHECK;

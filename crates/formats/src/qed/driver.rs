@@ -1,10 +1,11 @@
 //! The driver of QED images.
 
+use super::check::CHECKER;
 use super::image::QedImage;
-use super::{backing, check, create, resize};
+use super::{backing, create, resize};
 use crate::driver::Driver;
 use crate::image::Image;
-use crate::offline::check::{Lines, Options as CheckOptions, Report};
+use crate::offline::check::Checker;
 use crate::offline::create::{NewImage, Options};
 use crate::offline::measure::{Measure, Source};
 use crate::offline::new_backing::NewBacking;
@@ -70,17 +71,8 @@ impl Driver for QedDriver {
         resize::resize(file, to)
     }
 
-    fn check(
-        &self,
-        file: &dyn ImageFile,
-        options: &CheckOptions,
-        lines: &mut Lines<'_>,
-    ) -> Result<Report> {
-        check::pass(file, options, lines)
-    }
-
-    fn mark_clean(&self, file: &dyn ImageFile) -> Result<()> {
-        check::mark_clean(file)
+    fn checker(&self) -> Result<&'static Checker> {
+        Ok(&CHECKER)
     }
 
     fn set_backing(&self, file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {

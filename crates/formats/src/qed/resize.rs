@@ -1,10 +1,10 @@
 //! Resizes QED images: changes the size in the header, within the reach of the tables.
 
+use super::check::CHECKER;
 use super::{Cluster, Header, L2Offset, QedImage};
-use crate::offline::check::{self, Repair};
 use crate::offline::create::{Preallocation, preallocate};
 use crate::offline::resize::{Resize, sync, whole_sectors};
-use crate::{Error, Format, GuestOffset, HostOffset, Result};
+use crate::{Error, GuestOffset, HostOffset, Result};
 use fathom_files::ImageFile;
 
 pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
@@ -12,7 +12,8 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
         return Err(Error::usage("preallocation: not possible for qed images"));
     }
     whole_sectors(to.size)?;
-    let mut header = sound_header(file)?;
+    CHECKER.ensure_sound(file, QedImage::read(file)?.header.needs_check())?;
+    let mut header = QedImage::read(file)?.header;
     let old = header.image_size;
     if to.size > header.geometry().max_size() {
         return Err(Error::usage(format!(
@@ -37,28 +38,6 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     file.write_at(&header.encode(), 0)
         .map_err(Error::io("cannot write its header"))?;
     sync(file)
-}
-
-/// Returns the header of an image without corruptions. An image that was not closed properly is
-/// repaired first, as QEMU does.
-fn sound_header(file: &dyn ImageFile) -> Result<Header> {
-    let read = || QedImage::read(file).map(|image| image.header);
-    let options = check::Options {
-        repair: match read()?.needs_check() {
-            true => Repair::All,
-            false => Repair::Nothing,
-        },
-        ..check::Options::default()
-    };
-    let report = check::check(file, Format::Qed, &options, &mut |_| {})?;
-    let errors = report.corruptions + report.check_errors;
-    match errors {
-        0 => read(),
-        _ => Err(Error::invalid(format!(
-            "its metadata has {errors} errors; repair the image with 'fathom img check --repair \
-             all'"
-        ))),
-    }
 }
 
 /// Writes zeroes to the last cluster after the end of the disk. Guests cannot read this part until

@@ -20,10 +20,9 @@ mod refcounts;
 pub(crate) use header::{Switch, switch};
 pub(crate) use mapping::Mapping;
 
-use crate::offline::check::{self, Repair};
-use crate::qcow2::first_cluster;
+use crate::qcow2::{CHECKER, first_cluster};
 use crate::qcow2::{Geometry, Header, L1Entry};
-use crate::{Error, Format, HostOffset, Result};
+use crate::{Error, HostOffset, Result};
 use fathom_files::ImageFile;
 use refcounts::Refcounts;
 
@@ -59,22 +58,7 @@ impl<'a> Editor<'a> {
                 "marked corrupt; repair the image with 'fathom img check --repair all'",
             ));
         }
-        let repair = match header.is_dirty() {
-            true => Repair::All,
-            false => Repair::Nothing,
-        };
-        let options = check::Options {
-            repair,
-            ..check::Options::default()
-        };
-        let report = check::check(file, Format::Qcow2, &options, &mut |_| {})?;
-        if report.corruptions + report.check_errors > 0 {
-            return Err(Error::invalid(format!(
-                "its metadata has {} errors; repair the image with 'fathom img check --repair \
-                 all'",
-                report.corruptions + report.check_errors
-            )));
-        }
+        CHECKER.ensure_sound(file, header.is_dirty())?;
         Editor::start(file)
     }
 

@@ -2,12 +2,13 @@
 //!
 //! Each change is one [`Editor::commit`], which describes the result of a power cut.
 
+use crate::offline::SnapshotName;
 use crate::offline::edit::{Editor, Mapping};
 use crate::offline::info::{read_snapshots, snapshot_table_bytes};
 use crate::qcow2::first_cluster;
 use crate::qcow2::snapshot::{NO_ICOUNT, Snapshot};
 use crate::qcow2::{Header, L1Entry, MAX_L1_BYTES, MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS};
-use crate::{Error, HostOffset, Result};
+use crate::{Error, HostOffset, Image, Result};
 use fathom_files::ImageFile;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -202,4 +203,23 @@ pub(super) fn store_table(editor: &mut Editor, snapshots: &[Snapshot]) -> Result
     let header = editor.header_mut();
     (header.snapshots, header.snapshots_offset) = (snapshots.len() as u32, place);
     Ok(())
+}
+
+impl Image {
+    /// Returns the header of the image as it was when this internal snapshot was taken.
+    pub fn at_snapshot(self, file: &dyn ImageFile, name: &SnapshotName) -> Result<Image> {
+        let Image::Qcow2(mut header) = self else {
+            let format = self.format();
+            return Err(Error::unsupported(format!(
+                "{format} images have no internal snapshots"
+            )));
+        };
+        let snapshots = read_snapshots(file, &header)?;
+        let snapshot = name.find(&snapshots)?;
+        header.size = snapshot.disk_size().unwrap_or(header.size);
+        header.l1_offset = snapshot.l1_offset;
+        header.l1_entries = snapshot.l1_entries;
+        header.validate_tables()?;
+        Ok(Image::Qcow2(header))
+    }
 }

@@ -19,7 +19,7 @@ mod refcounts;
 mod repair;
 mod tables;
 
-use crate::offline::check::{Bits, Counters, Lines, Options, Repair, Report};
+use crate::offline::check::{Bits, Checker, Counters, Lines, Options, Repair, Report};
 use crate::offline::info::{read_bitmaps, read_snapshots, snapshot_table_bytes};
 use crate::qcow2::bitmap::Bitmap;
 use crate::qcow2::first_cluster;
@@ -32,6 +32,9 @@ use crate::{Error, HostOffset, Result};
 use fathom_files::ImageFile;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+
+/// The check of this format.
+pub(crate) static CHECKER: Checker = Checker { pass, mark_clean };
 
 /// The number of references to an L2 table, and its state.
 #[derive(Clone, Copy, Default)]
@@ -73,7 +76,7 @@ struct Pass<'a, 'b> {
     lines: &'a mut Lines<'b>,
 }
 
-pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -> Result<Report> {
+fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -> Result<Report> {
     let mut pass = Pass::new(file, options, lines)?;
     pass.count_structure()?;
     pass.broken_structure = pass.report.corruptions > 0;
@@ -261,7 +264,7 @@ fn write_autoclear(file: &dyn ImageFile, header: &Header) -> Result<()> {
 }
 
 /// Clears the dirty and corrupt bits after all repairs, because the image is consistent.
-pub(super) fn mark_clean(file: &dyn ImageFile) -> Result<()> {
+fn mark_clean(file: &dyn ImageFile) -> Result<()> {
     let header = Header::parse(&first_cluster(file)?)?;
     let clean = header.incompatible & !(INCOMPATIBLE_DIRTY | INCOMPATIBLE_CORRUPT);
     if clean == header.incompatible {
