@@ -25,6 +25,7 @@ const MAX_CELLS: usize = 100_000;
 /// The plan of an experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Experiment {
+    /// Name of the experiment in options, such as `storages`.
     pub name: String,
     /// Every parameter with its values; one with several values is an axis.
     pub parameters: BTreeMap<String, Vec<String>>,
@@ -55,12 +56,14 @@ pub struct Experiment {
 /// change whose effect the suspected limiter predicts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
+    /// Trial's own id, round and settings; its fields stand next to the others in JSON.
     #[serde(flatten)]
     pub planned: Planned,
     /// Id of the other cell.
     pub of: String,
     /// Name of the rule that is the other cell's suspected limiter.
     pub limiter: String,
+    /// Change of the work done that confirms the suspected limiter.
     pub expects: Expects,
 }
 
@@ -112,12 +115,14 @@ pub struct Shown {
 pub struct Sheet {
     /// The parameter whose values are the columns.
     pub parameter: String,
+    /// Rows of the table, from top to bottom.
     pub rows: Vec<SheetRow>,
 }
 
 /// A row of a sheet: measured values, or text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SheetRow {
+    /// Text of the first column; for a measure, with its unit.
     pub heading: String,
     /// The measure; `None` for a row of text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,6 +146,7 @@ pub struct Planned {
 /// A cell that has been run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
+    /// Cell's entry in the plan; its fields stand next to the others in JSON.
     #[serde(flatten)]
     pub planned: Planned,
     /// Start time in seconds since 1970.
@@ -151,10 +157,13 @@ pub struct Cell {
     /// as `NFS (/mnt)`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub words: BTreeMap<String, String>,
+    /// Measured values, in the order in which the experiment reports them.
     #[serde(default)]
     pub measures: Vec<Measure>,
+    /// Measures over time. Empty if the experiment has none.
     #[serde(default)]
     pub series: Vec<Series>,
+    /// Evidence for the cell's limiter; `None` if none was collected.
     pub evidence: Option<Evidence>,
     /// Problems that did not end the cell, one line each.
     #[serde(default)]

@@ -26,7 +26,9 @@ pub enum Clock {
 /// The same moment on two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
+    /// Time stamp counter in ticks.
     pub tsc: u64,
+    /// CLOCK_MONOTONIC in ns, on the same machine.
     pub monotonic_ns: u64,
 }
 
@@ -34,11 +36,13 @@ pub struct Pair {
 /// wrapping).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestOffset {
-    /// Offset before and after the measured window.
+    /// Offset in ticks before the measured window.
     pub before: i64,
+    /// Offset in ticks after the measured window.
     pub after: i64,
     /// None if KVM reports no ratio; both counters then run at the same rate.
     pub ratio: Option<u64>,
+    /// Number of fraction bits of `ratio`.
     pub frac_bits: u32,
 }
 

@@ -7,12 +7,15 @@ use std::path::{Path, PathBuf};
 /// An error, in one line that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// System call on the file or directory `path` failed because of `source`.
     #[error("{}: {}", path.display(), cause(source))]
     Io { path: PathBuf, source: io::Error },
+    /// Contents of the file or directory `path` cannot be used; `problem` is the reason.
     #[error("{}: {problem}", path.display())]
     Unusable { path: PathBuf, problem: String },
 }
 
+/// Result of the functions that read and write run directories.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

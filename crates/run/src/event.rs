@@ -8,11 +8,13 @@ pub const MAX_ARGS: usize = 10;
 pub struct Event {
     /// Time in ticks of the file's clock.
     pub time: u64,
+    /// Kind of the event, which gives `args` their meaning.
     pub kind: Kind,
     /// The CPU of the event; 0 if the source does not report it.
     pub cpu: u16,
     /// The running thread; 0 if the source does not report it.
     pub tid: u32,
+    /// Arguments in the order of [`Kind::args`].
     pub args: [u64; MAX_ARGS],
 }
 
@@ -36,12 +38,19 @@ impl Event {
 
 /// Bits of the `flags` argument of block events and of [`Kind::FathomRequest`].
 pub mod flags {
+    /// The request writes data.
     pub const WRITE: u64 = 1 << 0;
+    /// The request flushes the write cache. Fathom's block-status requests have this flag, too.
     pub const FLUSH: u64 = 1 << 1;
+    /// The request discards blocks, or writes zeroes if [`WRITE`] is also set.
     pub const DISCARD: u64 = 1 << 2;
+    /// The request is synchronous (REQ_SYNC).
     pub const SYNC: u64 = 1 << 3;
+    /// The request transfers metadata of a file system (REQ_META).
     pub const METADATA: u64 = 1 << 4;
+    /// The request is read-ahead (REQ_RAHEAD).
     pub const READAHEAD: u64 = 1 << 5;
+    /// The written data must be on stable storage at completion (REQ_FUA).
     pub const FUA: u64 = 1 << 6;
     /// A Fathom request was found by polling, not by a kick.
     pub const POLLED: u64 = 1 << 16;
@@ -61,6 +70,7 @@ macro_rules! kinds {
         pub enum Kind { $($(#[doc = $doc])* $name,)+ }
 
         impl Kind {
+            /// All kinds, in the order of their declaration.
             pub const ALL: &'static [Kind] = &[$(Kind::$name,)+];
 
             /// Returns the name in files and reports.
@@ -123,21 +133,28 @@ kinds! {
     KvmEntry = "kvm_entry" ("vcpu", "rip");
     /// `type` 0 unsatisfied read, 1 read, 2 write.
     KvmMmio = "kvm_mmio" ("type", "len", "gpa", "value");
+    /// The guest wrote to an address whose ioeventfd ignores the value.
     KvmFastMmio = "kvm_fast_mmio" ("gpa");
     /// `rw` 0 in, 1 out.
     KvmPio = "kvm_pio" ("rw", "port", "size", "count", "value");
     /// The exit is forwarded to user space, since no ioeventfd handled it.
     KvmUserspaceExit = "kvm_userspace_exit" ("reason", "errno");
+    /// KVM delivers an MSI message; its address and data identify the queue.
     KvmMsiSetIrq = "kvm_msi_set_irq" ("address", "data");
+    /// The APIC of a vCPU accepts an interrupt.
     KvmApicAcceptIrq = "kvm_apic_accept_irq" ("apicid", "delivery_mode", "trigger", "vector");
+    /// The level of the interrupt line `gsi` changes; `source` is the id of KVM's interrupt source.
     KvmSetIrq = "kvm_set_irq" ("gsi", "level", "source");
+    /// A halted vCPU resumes after `ns`. `waited` is 1 if its thread slept and 0 if KVM polled.
     KvmVcpuWakeup = "kvm_vcpu_wakeup" ("ns", "waited", "valid");
     /// The offset of a vCPU's TSC was changed.
     KvmWriteTscOffset = "kvm_write_tsc_offset" ("vcpu", "previous", "next");
     /// `id` is the eventfd-id of /proc/PID/fdinfo.
     EventfdSignal = "eventfd_signal" ("id");
 
+    /// The CPU switches from one thread to another; `prev_state` is the first one's state.
     SchedSwitch = "sched_switch" ("prev_tid", "prev_state", "next_tid");
+    /// The kernel wakes the thread `tid`, which will run on the CPU `target_cpu`.
     SchedWakeup = "sched_wakeup" ("tid", "target_cpu");
     /// `nr` is the number of the system call on x86-64; its first arguments follow.
     SysEnter = "sys_enter" ("nr", "arg0", "arg1", "arg2", "arg3");

@@ -14,6 +14,7 @@ use crate::Role;
 pub struct Evidence {
     /// Length of the window in seconds.
     pub seconds: f64,
+    /// Load in the window, and its results.
     pub load: Load,
     /// CPUs of the machine that runs servers and guests.
     pub host: Option<Processors>,
@@ -52,6 +53,7 @@ pub struct Load {
     pub depth: u32,
     /// Total number of requests; a request may be split or merged on its way to the device.
     pub requests: u64,
+    /// Total number of transferred bytes.
     pub bytes: u64,
     /// Seconds for which the load ran, if its start took a part of the window; 0 means the whole
     /// window.
@@ -80,9 +82,13 @@ pub struct Processors {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ThreadTime {
+    /// Process id on the host.
     pub pid: u32,
+    /// Thread id on the host.
     pub tid: u32,
+    /// Thread's name in the kernel.
     pub name: String,
+    /// Role of the thread, which the rules for limiters use.
     pub role: ThreadRole,
     /// Number of the vCPU.
     pub vcpu: Option<u32>,
@@ -100,6 +106,7 @@ pub struct ThreadTime {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ThreadRole {
+    /// Thread that runs a virtual CPU.
     Vcpu,
     /// QEMU's main loop.
     Main,
@@ -111,6 +118,7 @@ pub enum ThreadRole {
     Load,
     /// A thread of the host's kernel.
     Kernel,
+    /// Thread of none of the other roles.
     #[default]
     Other,
 }
@@ -121,6 +129,7 @@ pub enum ThreadRole {
 pub struct Throttling {
     /// Path of the group.
     pub group: String,
+    /// Number of enforcement periods of the limit in the window.
     pub periods: u64,
     /// Number of periods in which the group used up its quota.
     pub throttled: u64,
@@ -132,8 +141,11 @@ pub struct Throttling {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pressure {
+    /// Percentage of waiting for a CPU.
     pub cpu: f64,
+    /// Percentage of waiting for I/O.
     pub io: f64,
+    /// Percentage of waiting for memory.
     pub memory: f64,
 }
 
@@ -141,8 +153,11 @@ pub struct Pressure {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceTime {
+    /// Name of the device in `/sys/block`.
     pub name: String,
+    /// Number of reads and writes that the device completed.
     pub requests: u64,
+    /// Number of bytes that the device read and wrote.
     pub bytes: u64,
     /// Percentage of the window in which at least one request was in flight.
     pub utilisation: f64,
@@ -158,8 +173,11 @@ pub struct DeviceTime {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bare {
+    /// Number of requests completed per second.
     pub requests_per_second: f64,
+    /// Number of bytes transferred per second.
     pub bytes_per_second: f64,
+    /// Mean time of a request in nanoseconds.
     pub mean_ns: f64,
 }
 
@@ -177,16 +195,20 @@ pub struct Held {
 /// A layer's part of a request's mean time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
+    /// Name of the layer, as in the breakdown of a request's time.
     pub name: String,
+    /// Layer's part of the mean time in nanoseconds.
     pub mean_ns: f64,
 }
 
 /// Waiting for a lock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LockWait {
+    /// Kind of the lock and the function that waits for it: `SPIN virtio_queue_rq [virtio_blk.ko]`.
     pub name: String,
     /// `guest` or `host`.
     pub side: String,
+    /// Number of waits, summed over all threads.
     pub waits: u64,
     /// Seconds of waiting, summed over all threads.
     pub seconds: f64,
@@ -196,7 +218,9 @@ pub struct LockWait {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Crossings {
+    /// Number of times the guest's driver notified the device.
     pub kicks: Option<u64>,
+    /// Number of the device's interrupts in the guest.
     pub interrupts: Option<u64>,
     /// VM exits of all kinds.
     pub exits: Option<u64>,

@@ -45,7 +45,9 @@ pub const SERVER: &str = "server: ";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
+    /// Guest's kernel and programs.
     Guest,
+    /// Host's kernel and programs, which include QEMU and the server.
     Host,
 }
 
@@ -132,6 +134,7 @@ impl Folded {
             .fold(0, |sum, n| sum.saturating_add(*n))
     }
 
+    /// Returns true if no stack was counted.
     pub fn is_empty(&self) -> bool {
         self.stacks.is_empty()
     }

@@ -8,12 +8,15 @@ pub struct Measure {
     /// Name such as `iops`, `read.p99`, `vcpu0.busy`: words of letters and digits, separated by
     /// dots.
     pub name: String,
+    /// Unit of `value` and of `interval`.
     pub unit: Unit,
+    /// Measured value in `unit`.
     pub value: f64,
     /// Number of samples: requests, or repetitions. 0 means that the value is not a statistic.
     pub samples: u64,
     /// The 95 % interval of `value`, if one was computed.
     pub interval: Option<(f64, f64)>,
+    /// Direction in which a change of `value` is an improvement.
     pub better: Better,
 }
 
@@ -25,7 +28,9 @@ pub enum Unit {
     PerSecond,
     /// 10^6 bytes per second.
     MegabytesPerSecond,
+    /// Time in nanoseconds.
     Nanoseconds,
+    /// Time in seconds.
     Seconds,
     /// Microseconds of CPU time per request.
     CpuMicrosecondsPerRequest,
@@ -35,8 +40,11 @@ pub enum Unit {
     Percent,
     /// The talk's unit `%vcpu per MB/s`.
     PercentPerMegabyte,
+    /// Quotient of two values of the same unit.
     Ratio,
+    /// Plain number without a unit.
     Count,
+    /// Amount of data in bytes.
     Bytes,
 }
 
@@ -44,7 +52,9 @@ pub enum Unit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Better {
+    /// A higher value is better, as for throughput.
     Higher,
+    /// A lower value is better, as for latency.
     Lower,
     /// The measure is descriptive only.
     Neither,
@@ -55,11 +65,13 @@ pub enum Better {
 pub struct Series {
     /// Name, in the form of a [`Measure`]'s.
     pub name: String,
+    /// Unit of `values`.
     pub unit: Unit,
     /// Seconds from the start of the window to the end of the first sample.
     pub first: f64,
     /// Seconds between two samples.
     pub step: f64,
+    /// Samples in the order of time.
     pub values: Vec<f64>,
 }
 

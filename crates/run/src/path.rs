@@ -30,6 +30,7 @@ pub struct RequestPath {
 /// A device, and how requests reach it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Handed {
+    /// Machine that issues the requests to the device.
     pub side: Side,
     /// Name of the device on that side: `vda`, `eth0`.
     pub device: String,
@@ -46,6 +47,7 @@ pub struct Handed {
 pub struct Stack {
     /// Number of requests with this stack.
     pub requests: u64,
+    /// Name of the thread that issued the requests.
     pub thread: String,
     /// Frames from the outermost to the innermost, as [`frame`](crate::folded::frame) formats them.
     pub frames: Vec<String>,
@@ -54,8 +56,11 @@ pub struct Stack {
 /// Events on the way of requests, per request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Between {
+    /// Machine on which the events were counted.
     pub side: Side,
+    /// Kind of the events.
     pub what: Crossing,
+    /// Mean number of events per request.
     pub per_request: f64,
 }
 
@@ -69,6 +74,7 @@ pub enum Crossing {
     Switches,
     /// Wake-ups of a thread on the path.
     WakeUps,
+    /// System calls.
     Calls,
 }
 

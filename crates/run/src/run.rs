@@ -49,6 +49,7 @@ pub enum RunKind {
 pub struct Run {
     /// [`VERSION`] of the program that wrote the run.
     pub version: u32,
+    /// Origin of the run, which decides how the report presents it.
     pub kind: RunKind,
     /// Title for users: `wiki, fathom, 4k read, depth 1`.
     pub title: String,
@@ -57,11 +58,15 @@ pub struct Run {
     /// Since version 2.
     #[serde(default)]
     pub experiment: Option<Experiment>,
+    /// Work that every round did; `None` if it is not known.
     pub scenario: Option<Scenario>,
+    /// Machines and versions of the programs.
     pub environment: Environment,
     /// The guest's disks; `under_test` marks the disk that the run examines.
     pub disks: Vec<Disk>,
+    /// Threads of QEMU and of the disk's server, as seen on the host.
     pub threads: Vec<Thread>,
+    /// Rounds in the order in which they ran.
     pub rounds: Vec<Round>,
     /// Problems that did not end the run, one line each, for readers of the report.
     pub problems: Vec<String>,
@@ -72,8 +77,11 @@ pub struct Run {
 pub struct Scenario {
     /// `read`, `write`, `randread` or `randwrite`.
     pub rw: String,
+    /// Size of a request in bytes.
     pub block_size: u64,
+    /// Number of requests in flight.
     pub iodepth: u32,
+    /// Number of virtqueues of the disk.
     pub queues: u32,
     /// Server of the disk: `fathom`, `qemu` or `qsd`.
     pub server: String,
@@ -88,7 +96,9 @@ pub struct Scenario {
 /// The machines, for a report's environment block.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
+    /// Machine that runs QEMU and the server; its fields are empty if the run has no host's data.
     pub host: Machine,
+    /// Virtual machine as its guest reports it; `None` without data from the guest.
     pub guest: Option<Machine>,
     /// The host that receives the requests. Since version 3.
     #[serde(default)]
@@ -97,6 +107,7 @@ pub struct Environment {
     pub accelerator: String,
     /// The version as QEMU prints it.
     pub qemu: Option<String>,
+    /// Version of the `fathom` program that recorded the run.
     pub fathom: String,
     /// The host is itself emulated, so that times are stretched and say nothing about speed.
     pub stretched: bool,
@@ -109,6 +120,7 @@ pub struct Machine {
     pub kernel: String,
     /// Name of the CPU model.
     pub cpu: String,
+    /// Number of CPUs that are online.
     pub cpus: u32,
     /// The kernel's clock source.
     pub clock_source: String,
@@ -121,6 +133,7 @@ pub struct Machine {
 pub struct Disk {
     /// QEMU's id or Fathom's name of the disk.
     pub name: String,
+    /// Whether the run examines this disk.
     pub under_test: bool,
     /// `vhost-user-blk`, `virtio-blk`, ...
     pub device: String,
@@ -128,8 +141,9 @@ pub struct Disk {
     pub image: Option<PathBuf>,
     /// Id of the process that serves the disk.
     pub server_pid: Option<u32>,
-    /// eventfd-ids of the kicks and of the calls, by queue.
+    /// eventfd-ids of the kicks, with which the guest notifies the server, by queue.
     pub kick_eventfds: Vec<u64>,
+    /// eventfd-ids of the calls, with which the server notifies the guest.
     pub call_eventfds: Vec<u64>,
     /// Guest-physical doorbell addresses, by queue.
     pub doorbells: Vec<u64>,
@@ -137,10 +151,13 @@ pub struct Disk {
     pub msi: Vec<(u64, u64)>,
     /// How the device was identified: `eventfd-id` or `qmp`; None if it was not.
     pub identified_by: Option<String>,
-    /// The guest's device: dev_t, name, interrupt numbers and virtqueue addresses by queue.
+    /// dev_t of the disk in the guest; None without data from the guest.
     pub guest_dev: Option<u64>,
+    /// Name of the disk in the guest, such as `vda`.
     pub guest_name: Option<String>,
+    /// Numbers of the disk's interrupts in the guest, by queue; a single number if queues share it.
     pub guest_irqs: Vec<u64>,
+    /// Addresses of the virtqueues in the guest's kernel, by queue.
     pub guest_vqs: Vec<u64>,
     /// The host's block device below the image; None for memory and network.
     pub host: Option<BlockDevice>,
@@ -153,7 +170,9 @@ pub struct Disk {
 pub struct BlockDevice {
     /// dev_t of the whole disk (major << 20 | minor).
     pub dev: u64,
+    /// Name of the device in `/sys/block`.
     pub name: String,
+    /// Name of the device's I/O scheduler, such as `none`.
     pub scheduler: String,
 }
 
@@ -164,6 +183,7 @@ pub struct Extent {
     pub offset: u64,
     /// Offset on the device of [`Disk::host`] in bytes.
     pub physical: u64,
+    /// Length in bytes.
     pub length: u64,
 }
 
@@ -171,6 +191,7 @@ pub struct Extent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
+    /// Thread that runs a virtual CPU.
     Vcpu,
     /// QEMU's main loop.
     Main,
@@ -178,15 +199,20 @@ pub enum Role {
     Io,
     /// A pool thread that makes blocking calls.
     Pool,
+    /// Thread of none of the other roles.
     Other,
 }
 
 /// A thread of QEMU or of the disk's server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
+    /// Process id on the host.
     pub pid: u32,
+    /// Thread id on the host.
     pub tid: u32,
+    /// Thread's name in the kernel.
     pub name: String,
+    /// Role of the thread in the handling of requests.
     pub role: Role,
     /// Number of the vCPU.
     pub vcpu: Option<u32>,
@@ -204,18 +230,23 @@ pub struct Round {
     pub on_host: bool,
     /// Results that the benchmark reported.
     pub benchmark: Option<Benchmark>,
+    /// Clocks of the round, and how they relate.
     pub clocks: Clocks,
+    /// Event files in the round's folder.
     pub streams: Vec<StreamInfo>,
 }
 
 /// The benchmark's own results for a round, in ns of the clock where it ran.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Benchmark {
+    /// Number of operations, including failed ones.
     pub operations: u64,
     /// Time from before the first operation to after the last, divided by their number, as in the
     /// wiki.
     pub mean_ns: f64,
+    /// Time from before the first operation to after the last, in ns.
     pub wall_ns: u64,
+    /// Number of operations that failed or transferred less than a block.
     pub errors: u64,
     /// `read`, `pread`, ...
     pub call: String,
@@ -226,7 +257,9 @@ pub struct Benchmark {
 pub struct StreamInfo {
     /// Name of the stream; its file is `NAME.events`.
     pub name: String,
+    /// Clock of the times in the file.
     pub clock: Clock,
+    /// Number of events in the file.
     pub events: u64,
     /// Number of events dropped by the kernel or the ring; None if the source cannot tell.
     pub lost: Option<u64>,

@@ -26,13 +26,16 @@ pub struct Timeline {
 pub struct Span {
     /// Lane of the span; the spans of a lane are of one kind.
     pub lane: String,
+    /// Name of the activity, such as a function or a program.
     pub name: String,
     /// Seconds from the start of the timeline.
     pub begin: f64,
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl Span {
+    /// Creates a span from its begin and end, in seconds from the start of the timeline.
     pub fn new(lane: &str, name: impl Into<String>, begin: f64, end: f64) -> Span {
         Span {
             lane: lane.to_owned(),
