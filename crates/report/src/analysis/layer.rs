@@ -147,6 +147,7 @@ pub enum Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Group {
+    /// Guest's system call, file system, block layer and driver.
     Guest,
     /// Host/guest switching.
     Switching,
@@ -160,9 +161,11 @@ pub enum Group {
     RemoteServer,
     /// The remote server's storage.
     RemoteIo,
+    /// Host's system call, block layer, device and page cache.
     HostIo,
     /// Everything outside the guest, where only the guest was watched.
     Device,
+    /// Time that belongs to no single layer.
     Unattributed,
 }
 

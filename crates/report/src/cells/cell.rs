@@ -26,21 +26,26 @@ const MOST_SAMPLES: usize = 300;
 /// A cell that was run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
+    /// Id of the cell, which names its folder.
     pub id: String,
+    /// Number of the round, from 1.
     pub round: u32,
     /// The values of all parameters.
     pub settings: Settings,
     /// Words for parameter values, for use in sentences.
     #[serde(skip_serializing_if = "Settings::is_empty")]
     pub words: Settings,
-    /// Start time in seconds since 1970; `seconds` is the duration.
+    /// Start time in seconds since 1970.
     pub started: u64,
+    /// Duration in seconds, including everything around the measured window.
     pub seconds: f64,
+    /// Values of the measures by name.
     pub measures: BTreeMap<String, f64>,
     /// The same work on the bare device.
     pub bare: Option<Bare>,
     /// The suspected limiter; None without evidence.
     pub verdict: Option<Verdict>,
+    /// Measures over time, with a limited number of samples.
     pub series: Vec<Series>,
     /// Waits for locks.
     #[serde(skip)]
@@ -50,8 +55,11 @@ pub struct Row {
 /// A measure of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Column {
+    /// Name of the measure, such as `read.p99`.
     pub name: String,
+    /// Unit of the measure's values.
     pub unit: Unit,
+    /// Direction in which a change is an improvement.
     pub better: Better,
 }
 

@@ -31,7 +31,9 @@ pub struct Comparison {
 /// A property that differs between A and B.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
+    /// Name of the property or parameter.
     pub name: String,
+    /// Values in A and in B.
     pub values: [String; 2],
 }
 
@@ -40,6 +42,7 @@ pub struct Difference {
 pub struct Compared {
     /// The values of the parameters that vary in A or B.
     pub settings: Settings,
+    /// Figures of A and B by the names of the measures.
     pub measures: BTreeMap<String, Pair>,
     /// The profiles of the CPUs in A and in B.
     #[serde(skip)]
@@ -49,7 +52,9 @@ pub struct Compared {
 /// A measure of a point in both runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
+    /// Figure of run A.
     pub a: Figure,
+    /// Figure of run B.
     pub b: Figure,
     /// B/A, for measures that can be better or worse.
     pub ratio: Option<Ratio>,

@@ -32,11 +32,13 @@ pub(super) struct Line<'a> {
 /// first value's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Knee {
+    /// Name of the parameter along which the curve runs.
     pub axis: String,
     /// The settings of the other axes, which identify the curve.
     pub settings: Settings,
-    /// The value of the axis at the knee, and the next value.
+    /// The value of the axis at the knee.
     pub at: String,
+    /// Value of the axis that follows `at`.
     pub beyond: String,
     /// The knee is the curve's first value, and that is above one: the bend may lie before it.
     pub or_before: bool,

@@ -19,7 +19,9 @@ const CPU: &str = "cpu.host";
 /// The effects of settings on a measure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ranking {
+    /// Name of the measure.
     pub measure: String,
+    /// Direction in which a change of the measure is an improvement.
     pub better: Better,
     /// Greatest effect first; effects within noise come last.
     pub effects: Vec<Effect>,
@@ -30,6 +32,7 @@ pub struct Ranking {
 pub struct Effect {
     /// The parameter.
     pub setting: String,
+    /// Value of the setting in the compared point.
     pub value: String,
     /// The setting's value in the base.
     pub base: String,

@@ -23,6 +23,7 @@ pub type Rounds = Vec<(u32, f64)>;
 /// A ratio of two points' figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ratio {
+    /// Median of the rounds' ratios, or ratio of the medians if the rounds are unrelated.
     pub median: f64,
     /// 95% interval from [`ENOUGH`] rounds on, else minimum to maximum; `None` with one round.
     pub interval: Option<Interval>,

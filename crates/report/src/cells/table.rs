@@ -24,19 +24,25 @@ use super::time_line;
 /// A run of kind `experiment`, as the renderers show it. Values are in the units of their measures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Table {
+    /// Origin of the run, always [`RunKind::Experiment`].
     pub kind: RunKind,
+    /// Title of the run, for headings.
     pub title: String,
+    /// Start time of the run in seconds since 1970.
     pub created: u64,
+    /// Machines and versions of the programs.
     pub environment: Environment,
     /// The experiment's name.
     pub experiment: String,
     /// The requested number of rounds.
     pub rounds: u32,
+    /// Seed of the order of the cells.
     pub seed: u64,
     /// Parameters that are the same in all cells.
     pub parameters: Settings,
     /// Parameters that vary.
     pub axes: Vec<String>,
+    /// Measures of the run, in the order in which the cells list them.
     pub measures: Vec<Column>,
     /// The measure that answers the experiment's question: the first for which more is better, else
     /// the first that can be better or worse.
@@ -61,6 +67,7 @@ pub struct Table {
     pub cells: Vec<Row>,
     /// IDs of the cells whose folders hold run directories.
     pub breakdowns: Vec<String>,
+    /// Problems of the run and of its cells, one line each, in limited number.
     pub problems: Vec<String>,
 }
 
@@ -78,8 +85,9 @@ pub struct Point {
     pub done: usize,
     /// Figures by the names of the measures.
     pub measures: BTreeMap<String, Figure>,
-    /// The bare device's figure for the main measure, and the ratio of the main measure to it.
+    /// The bare device's figure for the main measure.
     pub bare: Option<Figure>,
+    /// Ratio of the main measure to the bare device's figure, by round.
     pub vs_bare: Option<Figure>,
     /// The suspected limiter, in a line.
     pub verdict: Option<String>,
@@ -105,6 +113,7 @@ pub struct Point {
 /// A measure of a point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
+    /// Values by round, sorted by round.
     pub rounds: Rounds,
     /// The median over rounds.
     pub median: f64,

@@ -11,7 +11,9 @@ use crate::analysis::{Analysis, Distribution, Joined, Layer};
 /// A file of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvFile {
+    /// Name of the file, such as `layers.csv`.
     pub name: &'static str,
+    /// Contents of the file, with a line of headings.
     pub text: String,
 }
 

@@ -40,7 +40,9 @@ pub struct Symbol {
     pub overhead: f64,
     /// The thread's name.
     pub command: String,
+    /// Object that contains the symbol, such as `libc.so.6` or `kernel`.
     pub object: String,
+    /// Name of the function that ran.
     pub symbol: String,
 }
 
