@@ -14,34 +14,41 @@ pub enum Error {
     /// The options contradict each other or the disk.
     #[error("{0}")]
     Options(String),
-    /// No process listens on the socket, or the socket cannot be opened.
+    /// No process listens on the socket, or the socket cannot be opened. `path` is the path of the
+    /// socket, or the NBD URI.
     #[error("cannot connect to {}: {}", path.display(), fathom_units::cause(cause))]
     Connect { path: PathBuf, cause: io::Error },
     /// The server lacks a feature that the options ask for.
     #[error("the server does not offer {feature}: {hint}")]
     Refused {
+        /// Name of the missing feature in the specification.
         feature: &'static str,
+        /// Advice for the user: the option to leave out, or the consequence.
         hint: &'static str,
     },
-    /// A vhost-user message failed. `what` is its name in the specification.
+    /// A vhost-user message failed.
     #[error("{what} failed: {}", fathom_units::cause(cause))]
     Message {
+        /// Name of the message in the specification, such as `GET_FEATURES`.
         what: &'static str,
+        /// Error of the vhost-user front-end.
         cause: vhost::Error,
     },
-    /// The server closed the connection instead of replying.
+    /// The server closed the connection instead of replying to the vhost-user message `what`.
     #[error("{what}: the server closed the connection without a reply; see its log")]
     HungUp { what: &'static str },
-    /// The server did not reply in time.
+    /// The server did not reply to the vhost-user message `what` within `limit`.
     #[error("{what}: no reply within {} s; the server may be waiting for its storage", limit.as_secs())]
     Late { what: &'static str, limit: Duration },
-    /// The server violated the virtqueue specification or the vhost-user protocol.
+    /// The server violated the virtqueue specification or the vhost-user protocol, or a worker had
+    /// requests in flight and none completed within the timeout. `queue` is the number of the queue
+    /// or worker, from 0.
     #[error("queue {queue}: {what}")]
     Device { queue: usize, what: String },
     /// The NBD handshake failed.
     #[error("NBD handshake: {0}")]
     Handshake(String),
-    /// An NBD server violated the protocol.
+    /// An NBD server violated the protocol on the connection with this number, from 0.
     #[error("connection {connection}: the server broke the NBD protocol: {what}")]
     Connection { connection: usize, what: String },
     /// The server disconnected, and reconnecting was not requested or took too long.
@@ -50,17 +57,25 @@ pub enum Error {
     /// A request failed.
     #[error("{op} of {len} bytes at offset {offset} failed: {status}")]
     Request {
+        /// Name of the operation ([`Op::name`](crate::Op::name)).
         op: &'static str,
+        /// Offset of the request in bytes.
         offset: u64,
+        /// Length of the request in bytes.
         len: u32,
+        /// Description of the status with which the request completed.
         status: String,
     },
     /// Data that was read is not the data that was written.
     #[error("verify: block {block} (offset {offset}): expected {expected}, found {found}")]
     Verify {
+        /// Number of the block in the used range, from 0.
         block: u64,
+        /// Offset of the block on the disk in bytes.
         offset: u64,
+        /// Description of the contents that the block may have.
         expected: String,
+        /// Description of the contents that were read.
         found: String,
     },
     /// A file system has no space for the files to be written.
@@ -72,8 +87,11 @@ pub enum Error {
     /// A file does not contain what was written to it.
     #[error("verify: {} at offset {offset}: found {found}", path.display())]
     Contents {
+        /// Path of the file.
         path: PathBuf,
+        /// Offset of the first wrong sector in the file, in bytes.
         offset: u64,
+        /// Description of the sector's contents.
         found: String,
     },
     /// fio failed, or its report has an unexpected form.
@@ -82,14 +100,17 @@ pub enum Error {
     /// A page that the server wrote is not marked in the dirty log.
     #[error("dirty log: page {page:#x} ({what}) of queue {queue} was written but is not marked")]
     DirtyLog {
+        /// Number of the virtqueue, from 0.
         queue: usize,
+        /// Number of the page: its guest-physical address divided by 4096.
         page: u64,
+        /// Part of a request that the server wrote to the page, such as `data` or `used ring`.
         what: &'static str,
     },
-    /// The verify state file does not belong to this run.
+    /// The verify state file `path` cannot be used; `what` is the reason, like another block size.
     #[error("verify state {}: {what}", path.display())]
     State { path: PathBuf, what: String },
-    /// A system call failed.
+    /// A system call failed. `what` names the failed action.
     #[error("{what}: {}", fathom_units::cause(cause))]
     Os { what: String, cause: io::Error },
     /// Another worker failed, and its error is the one to report.

@@ -13,25 +13,32 @@ use crate::nbd::{NbdUri, Replies};
 /// Options of a whole run.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Server, export or file that receives the requests.
     pub target: Target,
+    /// Requests to send, and for how long.
     pub load: Load,
 }
 
 /// The target of the requests.
 #[derive(Clone, Debug)]
 pub enum Target {
+    /// Disk of a vhost-user-blk server.
     VhostUser(VhostUser),
+    /// Export of an NBD server.
     Nbd(Nbd),
+    /// File or block device on this host.
     File(File),
 }
 
 /// A vhost-user-blk server, and how to communicate with it.
 #[derive(Clone, Debug)]
 pub struct VhostUser {
+    /// Path of the server's Unix socket.
     pub socket: PathBuf,
     /// Number of ring entries, a power of two up to 1024. `None`: the smallest size that holds
     /// `iodepth`, but at least 128, as in guests.
     pub queue_size: Option<u16>,
+    /// How a worker waits for completions.
     pub wait: Wait,
     /// Use indirect descriptors, so that each request takes one ring entry
     /// (VIRTIO_F_INDIRECT_DESC).
@@ -53,9 +60,11 @@ pub struct VhostUser {
 /// An export of an NBD server.
 #[derive(Clone, Debug)]
 pub struct Nbd {
+    /// Address of the server and name of the export.
     pub uri: NbdUri,
     /// Form of requests and replies. `None`: the best form that the server supports.
     pub replies: Option<Replies>,
+    /// How a worker waits for replies.
     pub wait: Wait,
     /// Process whose CPU time is reported. `None`: the process at the other end of the socket.
     pub backend_pid: Option<u32>,
@@ -64,11 +73,13 @@ pub struct Nbd {
 /// A file or block device on this host.
 #[derive(Clone, Debug)]
 pub struct File {
+    /// Path of the file or block device.
     pub path: PathBuf,
     /// Use the file's bytes as they are, even if the file is an image.
     pub raw: bool,
     /// Allow overwriting the contents of the file.
     pub overwrite: bool,
+    /// I/O interface for the requests.
     pub engine: Engine,
     /// Use the page cache instead of O_DIRECT.
     pub buffered: bool,
@@ -76,12 +87,14 @@ pub struct File {
     pub fixedbufs: bool,
     /// Use a registered file (io_uring only).
     pub registerfiles: bool,
+    /// How a worker waits for completions; polling needs io_uring.
     pub wait: Wait,
 }
 
 /// I/O interface for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
+    /// Asynchronous I/O through io_uring.
     IoUring,
     /// Linux AIO, which is asynchronous only with direct I/O.
     Aio,
@@ -112,6 +125,7 @@ pub enum Wait {
 /// The requests to send, and for how long.
 #[derive(Clone, Debug)]
 pub struct Load {
+    /// Kinds of requests and order of their offsets.
     pub rw: Rw,
     /// Percentage of reads in the mixed modes; the rest are writes.
     pub rwmixread: u8,
@@ -137,11 +151,13 @@ pub struct Load {
     pub number_ios: Option<u64>,
     /// Number of writes per queue after which a flush is sent. 0: no flushes.
     pub fsync: u32,
+    /// Write verifiable contents, check every read, and check the used range at the end.
     pub verify: bool,
     /// File that keeps the expected contents of each block for a later run.
     pub verify_state: Option<PathBuf>,
     /// Send no load, and only check the contents recorded in `verify_state`.
     pub verify_only: bool,
+    /// Seed of operations, offsets and, without verification, written data.
     pub seed: u64,
     /// CPUs for the workers: worker i is pinned to the i-th CPU, round robin. Empty: not pinned.
     pub cpus: Vec<usize>,
@@ -158,13 +174,21 @@ pub struct Load {
 /// fio's `rw`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rw {
+    /// Sequential reads.
     Read,
+    /// Sequential writes.
     Write,
+    /// Sequential discards.
     Trim,
+    /// Reads at random offsets.
     RandRead,
+    /// Writes at random offsets.
     RandWrite,
+    /// Discards at random offsets.
     RandTrim,
+    /// Reads and writes in one sequence, in the proportion of [`Load::rwmixread`].
     ReadWrite,
+    /// Reads and writes at random offsets, in the proportion of [`Load::rwmixread`].
     RandRw,
 }
 

@@ -7,10 +7,15 @@ use crate::memory::Buffer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
+    /// Read of one block.
     Read,
+    /// Write of one block.
     Write,
+    /// Flush of the write cache, without data.
     Flush,
+    /// Discard of one block.
     Discard,
+    /// Request without data to write zeroes to one block.
     WriteZeroes,
 }
 

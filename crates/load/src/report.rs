@@ -14,19 +14,26 @@ use crate::verify::Verified;
 /// Raw measurements of all workers.
 #[derive(Debug)]
 pub struct Outcome {
+    /// Measurements of each worker.
     pub measured: Vec<Measured>,
+    /// Length of a clock tick in ns.
     pub ns_per_tick: f64,
+    /// CPU time of the serving process in the measured window, in ns; `None` if it is not known.
     pub backend_cpu_ns: Option<u64>,
 }
 
 /// Results of one operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Direction {
+    /// Name of the operation ([`Op::name`]).
     pub op: String,
+    /// Number of requests completed in the measured time.
     pub ios: u64,
+    /// Number of requests per second.
     pub iops: f64,
     /// Throughput in 10^6 bytes per second; 0 for a flush.
     pub mb_per_s: f64,
+    /// Latencies of the requests.
     pub latency: Latency,
     /// Number of requests per latency bucket in nanoseconds, without empty buckets. For merging
     /// reports.
@@ -37,11 +44,17 @@ pub struct Direction {
 /// Latencies in nanoseconds; all zero if there were no requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
+    /// Arithmetic mean.
     pub mean_ns: f64,
+    /// Median.
     pub p50_ns: f64,
+    /// 90th percentile.
     pub p90_ns: f64,
+    /// 99th percentile.
     pub p99_ns: f64,
+    /// 99.9th percentile.
     pub p999_ns: f64,
+    /// Longest latency.
     pub max_ns: f64,
 }
 
@@ -63,6 +76,7 @@ impl Latency {
 /// CPU usage of the server process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Backend {
+    /// Id of the server process.
     pub pid: u32,
     /// CPU time per request in microseconds.
     pub cpu_us_per_request: f64,
@@ -73,26 +87,41 @@ pub struct Backend {
 /// Report of a whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
+    /// Path of the socket or file, or URI of the export.
     pub target: String,
     /// `vhost-user`, `nbd`, `io_uring`, `libaio` or `psync`.
     pub engine: String,
+    /// Name of the mode, as for fio's `rw` ([`Rw::name`](crate::Rw::name)).
     pub rw: String,
+    /// Size of a request in bytes.
     pub bs: u32,
+    /// Number of requests in flight per queue.
     pub iodepth: u16,
+    /// Number of virtqueues, connections or workers on a file.
     pub queues: u16,
+    /// How the workers waited for completions: `interrupt` or `poll`.
     pub wait: String,
     /// Measured time in seconds.
     pub runtime: f64,
+    /// Number of requests per second, over all operations.
     pub iops: f64,
+    /// Throughput of all operations in 10^6 bytes per second.
     pub mb_per_s: f64,
+    /// Results by operation, without operations of which no request completed.
     pub operations: Vec<Direction>,
     /// CPU time of the workers per request in microseconds.
     pub client_cpu_us_per_request: f64,
+    /// CPU usage of the server; `None` for a file, or if it is not known.
     pub backend: Option<Backend>,
+    /// Mean number of notifications to the server per request.
     pub kicks_per_request: f64,
+    /// Mean number of notifications from the server per request.
     pub calls_per_request: f64,
+    /// Number of failed requests, which [`Load::continue_on_error`] permits.
     pub errors: u64,
+    /// Number of times the load reconnected to the server after it had died.
     pub reconnects: u32,
+    /// Numbers of verified blocks; `None` without verification.
     pub verify: Option<Verified>,
     /// Number of pages found marked in the dirty log. `None` if the dirty log was disabled.
     pub dirty_log_pages: Option<u64>,

@@ -26,6 +26,7 @@ const PROGRESS: Duration = Duration::from_millis(500);
 /// Progress of a run, for display.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
+    /// Phase of the run at the time of the call.
     pub phase: Phase,
     /// Time since the start.
     pub elapsed: Duration,

@@ -366,11 +366,17 @@ impl Supervisor for Boss {
 /// Features and limits of a server, for `--info`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerInfo {
+    /// Id of the process at the other end of the socket.
     pub pid: u32,
+    /// Names of the offered virtio features; unknown bits are described by their number.
     pub features: Vec<String>,
+    /// Names of the offered vhost-user protocol features.
     pub protocol_features: Vec<String>,
+    /// Maximum number of virtqueues; 1 without the protocol feature MQ.
     pub queues: u64,
+    /// Maximum number of memory regions; `None` without CONFIGURE_MEM_SLOTS.
     pub memory_slots: Option<u64>,
+    /// Configuration space of the virtio-blk device.
     pub config: BlockConfig,
 }
 

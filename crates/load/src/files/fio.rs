@@ -62,14 +62,18 @@ impl Scenario {
 /// A run of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
+    /// Scenario that fio runs.
     pub scenario: Scenario,
     /// An existing directory that contains only the files of the load.
     pub dir: &'a Path,
+    /// Number of threads, each with one request in flight.
     pub threads: u16,
     /// Factor for the number of files and their sizes. At 1, there are 1,024 files of 100 MiB, and
     /// large files have 1 GiB.
     pub scale: f64,
+    /// Duration of the load, at least 1 ms.
     pub runtime: Duration,
+    /// Size of a request in bytes, a multiple of 512.
     pub bs: u32,
     /// Use O_DIRECT.
     pub direct: bool,

@@ -24,15 +24,19 @@ const CONTENTS: [u8; 4096] = [7; 4096];
 pub enum Call {
     /// Creates a file, writes 4 KiB, and closes it, without a flush.
     Create,
+    /// Reads the file's attributes (lstat).
     Stat,
     /// Renames the file within its directory. Other calls do not find renamed files.
     Rename,
+    /// Deletes the file.
     Delete,
 }
 
 impl Call {
+    /// All calls.
     pub const ALL: [Call; 4] = [Call::Create, Call::Stat, Call::Rename, Call::Delete];
 
+    /// Returns the name of the call in options and results.
     pub fn name(self) -> &'static str {
         match self {
             Call::Create => "create",

@@ -26,6 +26,7 @@ const SCALED_SIZE: u32 = 64 << 10;
 /// The parts of a run to execute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Part {
+    /// Create the files, run the load, and remove the files unless [`Options::keep`] is set.
     #[default]
     All,
     /// Create the files, and keep them.
@@ -41,6 +42,7 @@ pub struct Options {
     /// An existing directory. The run creates a new directory below it. For [`Part::Load`], this is
     /// the directory that the earlier run created.
     pub dir: PathBuf,
+    /// Parts of the run to execute.
     pub part: Part,
     /// Number of threads, each with one operation in flight.
     pub threads: u16,
@@ -54,6 +56,7 @@ pub struct Options {
     pub max_size: u32,
     /// Size of a transfer and of an append, in bytes.
     pub bs: u32,
+    /// Relative frequencies of the kinds of operations.
     pub weights: Weights,
     /// Duration of the load without the final sync. `None`: until `number_ios` is reached.
     pub runtime: Option<Duration>,
@@ -68,6 +71,7 @@ pub struct Options {
     pub verify: bool,
     /// Keep the files, even after an error.
     pub keep: bool,
+    /// Seed of sizes, operations and contents. Equal options with an equal seed give the same load.
     pub seed: u64,
     /// CPUs for the threads: thread i is pinned to the i-th CPU, round robin. Empty: not pinned.
     pub cpus: Vec<usize>,

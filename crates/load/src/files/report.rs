@@ -22,7 +22,9 @@ pub struct Operation {
     /// Number of transfers of at most one block, as counted by FFSB. An operation without transfers
     /// counts as one.
     pub ios: u64,
+    /// Number of bytes read and written.
     pub bytes: u64,
+    /// Number of whole operations per second.
     pub ops_per_s: f64,
     /// Number of `ios` per second.
     pub iops: f64,
@@ -38,14 +40,19 @@ pub struct Operation {
 /// Report of a whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
+    /// Directory of the load, as in the options.
     pub directory: PathBuf,
+    /// Name of the load: `mail-server`, `names`, or fio's scenario.
     pub workload: String,
+    /// Size of a transfer in bytes; 0 for a load without transfers.
     pub bs: u32,
+    /// Number of threads.
     pub threads: u16,
     /// Whether O_DIRECT was used.
     pub direct: bool,
     /// Number of files before the load.
     pub files: u64,
+    /// Number of directories that contain the files.
     pub dirs: u64,
     /// Time in seconds to create the files. `None` if they existed already.
     pub prepare: Option<f64>,
@@ -55,10 +62,13 @@ pub struct Report {
     pub sync: Option<f64>,
     /// Sums over all operations.
     pub iops: f64,
+    /// Throughput of all operations in 10^6 bytes per second.
     pub mb_per_s: f64,
+    /// Results by kind of operation, without kinds that were not performed.
     pub operations: Vec<Operation>,
     /// CPU time of the threads per transfer in microseconds.
     pub client_cpu_us_per_request: f64,
+    /// Numbers of verified blocks; `None` without verification.
     pub verify: Option<Verified>,
     /// Path of the files, if they were kept.
     pub kept: Option<PathBuf>,

@@ -190,11 +190,15 @@ impl Supervisor for Watcher {
 pub struct ExportInfo {
     /// PID of the server process. `None` over TCP.
     pub pid: Option<u32>,
+    /// Size of the export in bytes.
     pub size: u64,
     /// Transmission flags of the export.
     pub flags: u16,
+    /// Unit of offsets and lengths of requests in bytes.
     pub min_block: u32,
+    /// Maximum length of a read or write in bytes.
     pub max_len: u32,
+    /// Name of the negotiated form of replies ([`Replies::name`]).
     pub replies: &'static str,
 }
 

@@ -49,6 +49,7 @@ use records::Buffer;
 pub struct Outcome {
     /// Records of the requests, in the order in which they were started.
     pub records: Vec<Record>,
+    /// Records of the injected delays; empty without [`Options::inject`].
     pub injections: Vec<Injection>,
     /// Wall time in ns from before the first request until after the last one.
     pub wall_ns: u64,

@@ -3,8 +3,11 @@
 /// Record of one operation, with times in ticks and the offset in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
+    /// Time before the system call, and before an injected delay.
     pub start: u64,
+    /// Time after the completion.
     pub end: u64,
+    /// Offset of the block in the file.
     pub offset: u64,
     /// Result of the system call: number of bytes, or a negative errno.
     pub result: i64,
@@ -15,6 +18,7 @@ pub struct Record {
 pub struct Injection {
     /// Time of its end, in ticks.
     pub end: u64,
+    /// Duration of the delay in ticks.
     pub ticks: u64,
     /// Index of the record of the delayed operation.
     pub number: u64,
@@ -79,6 +83,7 @@ impl Record {
 }
 
 impl Injection {
+    /// Item that is not all zeroes, for the same reason as [`Record::BLANK`].
     pub const BLANK: Injection = Injection {
         end: 0,
         ticks: 0,
