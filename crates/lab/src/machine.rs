@@ -52,6 +52,7 @@ pub struct Machine {
     pub mergeable: bool,
     /// Disks in PCI order.
     pub disks: Vec<Disk>,
+    /// QEMU's machine type.
     pub board: Board,
     /// The way in which the machine boots.
     pub boot: Boot,

@@ -12,9 +12,11 @@ const PLACE: &str = "/sys/kernel/debug";
 /// Relation of a vCPU's TSC to the host's: `guest = host * ratio / 2^frac_bits + offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TscOffset {
+    /// Guest's counter minus the scaled host's counter, in ticks of the guest.
     pub offset: i64,
     /// `None` if KVM shows no ratio: both counters then run at the same rate.
     pub ratio: Option<u64>,
+    /// Number of fraction bits of `ratio`; 0 if KVM shows none.
     pub frac_bits: u32,
 }
 

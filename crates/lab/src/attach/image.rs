@@ -19,6 +19,7 @@ pub struct Located {
     pub device: Option<BlockDevice>,
     /// Partitions on the path to the device. Bios carry their device numbers.
     pub partitions: Vec<u64>,
+    /// Locations of the image's bytes on the device; empty if they are not known.
     pub extents: Vec<Extent>,
     /// Reasons why the image is not followed further.
     pub problems: Vec<String>,

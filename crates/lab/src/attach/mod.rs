@@ -36,9 +36,11 @@ pub use served::{Served, record_served};
 /// A QEMU process with its threads and disks.
 #[derive(Clone, Debug, Default)]
 pub struct Qemu {
+    /// Process id of QEMU.
     pub pid: u32,
     /// QEMU's threads, followed by those of its disks' servers.
     pub threads: Vec<Thread>,
+    /// virtio-blk disks of QEMU.
     pub disks: Vec<Found>,
     /// `kvm` or `tcg`.
     pub accelerator: String,
@@ -51,6 +53,7 @@ pub struct Qemu {
 /// A virtio-blk disk of QEMU.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
+    /// Disk as a run directory describes it.
     pub disk: Disk,
     /// eventfds that QEMU shares only with the disk's server: its kicks and calls.
     /// [`Found::classify`] finds the kicks among them by their use, and [`Found::called`] the
@@ -64,8 +67,9 @@ pub struct Found {
     pub api: Option<PathBuf>,
     /// Location of the image on the host's block devices.
     pub located: Located,
-    /// `threads`, `native` or `io_uring`, and QEMU's cache mode, if they are known.
+    /// `threads`, `native` or `io_uring`, if it is known.
     pub aio: Option<String>,
+    /// QEMU's cache mode (`none`, `writeback`, ...), if it is known.
     pub cache: Option<String>,
 }
 

@@ -18,6 +18,7 @@ use crate::tracers::{Collector, Tracefs, io_calls, kvm, symbols, syscalls};
 /// Options of the recording.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
+    /// Process id of the QEMU to record.
     pub pid: u32,
     /// A monitor socket of QEMU that no other program uses.
     pub qmp: Option<&'a Path>,

@@ -20,6 +20,7 @@ use crate::tracers::{Collector, Tracefs, block};
 pub struct Served<'a> {
     /// The disk on its server.
     pub api: Api,
+    /// Length of the recording.
     pub window: Duration,
     /// The run directory to create.
     pub output: &'a Path,

@@ -13,6 +13,7 @@ const END: &str = "--- counters end ---";
 /// Counts of a guest between two outputs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counted {
+    /// Activity of the guest's CPUs; `None` if the guest did not print it.
     pub processors: Option<Processors>,
     /// Interrupts of all devices except clocks.
     pub interrupts: Option<u64>,

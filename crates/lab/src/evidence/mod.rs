@@ -38,6 +38,7 @@ use crate::error::{Error, Result};
 /// Processes and device that a [`Sampler`] watches, and its interval.
 #[derive(Clone, Debug)]
 pub struct Watch {
+    /// Processes whose threads are watched.
     pub processes: Vec<Watched>,
     /// Name of the block device in /sys/block, such as [`device_below`] returns.
     pub device: Option<String>,
@@ -49,7 +50,9 @@ pub struct Watch {
 /// A process to watch.
 #[derive(Clone, Debug)]
 pub struct Watched {
+    /// Process id on this machine.
     pub pid: u32,
+    /// Kind of the process, from which the roles of its threads follow.
     pub kind: Kind,
     /// Whether the process's I/O threads poll instead of sleeping.
     pub polls: bool,
@@ -58,6 +61,7 @@ pub struct Watched {
 /// Kind of a process, which determines the roles of its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// QEMU, with vCPUs, a main loop and I/O threads.
     Qemu,
     /// The disk's server.
     Server,
@@ -76,6 +80,7 @@ impl Default for Watch {
 }
 
 impl Watched {
+    /// Describes a process whose I/O threads sleep until they have work.
     pub fn new(pid: u32, kind: Kind) -> Watched {
         Watched {
             pid,

@@ -46,6 +46,7 @@ enum Order {
 pub struct Newcomers(Sender<Order>);
 
 impl Newcomers {
+    /// Adds a process to those that the sampler watches.
     pub fn watch(&self, process: Watched) {
         let _ = self.0.send(Order::Watch(process)); // the window may have ended
     }

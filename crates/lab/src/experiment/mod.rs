@@ -70,6 +70,7 @@ pub trait Experiment: Sync {
     /// The question, how it is measured, and how to read the results: paragraphs of text.
     fn description(&self) -> &'static str;
 
+    /// Returns the parameters, with the kinds of their values and their defaults.
     fn parameters(&self) -> &'static [Parameter];
 
     /// Returns a parameter's default values. An experiment may choose them by the machine.
@@ -164,8 +165,11 @@ pub struct Context {
 /// Results of a cell.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Yield {
+    /// Measured values, in the order in which reports show them.
     pub measures: Vec<Measure>,
+    /// Measures over time; empty if the experiment has none.
     pub series: Vec<Series>,
+    /// Evidence for the cell's limiter; `None` if none was collected.
     pub evidence: Option<Evidence>,
     /// For each parameter, the name of the cell's value in a sentence.
     pub words: BTreeMap<String, String>,

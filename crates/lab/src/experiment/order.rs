@@ -15,6 +15,7 @@ pub type Values = BTreeMap<String, Vec<String>>;
 /// An experiment with its parameters' values.
 #[derive(Clone)]
 pub struct Order {
+    /// Experiment to run.
     pub experiment: &'static dyn Experiment,
     values: Values,
     /// Number of times each point is run.

@@ -16,6 +16,7 @@ pub struct Parameter {
     pub name: &'static str,
     /// Summary: one line, without a full stop.
     pub about: &'static str,
+    /// Kind of the accepted values.
     pub kind: Kind,
     /// Default value, or several values separated by commas. If empty, the experiment chooses,
     /// depending on the machine.
@@ -29,20 +30,30 @@ pub struct Parameter {
 pub enum Kind {
     /// Words parsed by a type of their own: `form` describes them, and `check` parses one.
     Word {
+        /// Description of the accepted words for users, such as `fathom, qemu`.
         form: &'static str,
+        /// Function that parses a word; the error is one line for the user.
         check: fn(&str) -> std::result::Result<(), String>,
     },
+    /// A whole number within a range.
     Count {
+        /// Smallest accepted number.
         least: u64,
+        /// Largest accepted number.
         most: u64,
     },
     /// A number of bytes.
     Size {
+        /// Smallest accepted size in bytes.
         least: u64,
+        /// Largest accepted size in bytes.
         most: u64,
     },
+    /// A duration within a range.
     Time {
+        /// Shortest accepted duration.
         least: Duration,
+        /// Longest accepted duration.
         most: Duration,
     },
     /// A switch: `on` or `off`.

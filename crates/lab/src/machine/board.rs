@@ -23,6 +23,7 @@ words! {
 words! {
     /// Firmware that runs before a kernel that QEMU has loaded.
     pub enum Firmware {
+        /// SeaBIOS, the BIOS of QEMU's PCs, with drivers for their disks.
         SeaBios = "seabios",
         /// Without drivers and menus: it only starts the kernel.
         Qboot = "qboot",

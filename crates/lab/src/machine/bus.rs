@@ -5,12 +5,15 @@ use crate::words::words;
 words! {
     /// The bus or device type by which a guest sees a disk.
     pub enum Bus {
+        /// virtio-blk on PCI or, on microvm, on MMIO.
         VirtioBlk = "virtio-blk",
+        /// A disk of a virtio-scsi controller.
         VirtioScsi = "virtio-scsi",
         /// The PIIX3's controller, which takes one request at a time.
         Ide = "ide",
         /// SATA: the ICH9's controller.
         Ahci = "ahci",
+        /// A namespace of an NVMe controller.
         Nvme = "nvme",
     }
 }

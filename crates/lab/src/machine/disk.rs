@@ -33,8 +33,11 @@ pub enum Attach {
 words! {
     /// Asynchronous I/O engine with which QEMU reads and writes an image.
     pub enum Aio {
+        /// Linux's io_uring.
         IoUring = "io_uring",
+        /// Linux AIO, which needs direct I/O.
         Native = "native",
+        /// A pool of threads that make blocking system calls.
         Threads = "threads",
     }
 }
@@ -42,8 +45,11 @@ words! {
 words! {
     /// Format of an image file.
     pub enum Format {
+        /// The disk's bytes without metadata.
         Raw = "raw",
+        /// QEMU's copy-on-write format, version 2 or 3.
         Qcow2 = "qcow2",
+        /// QEMU's enhanced disk format, which qcow2 has replaced.
         Qed = "qed",
     }
 }
@@ -53,6 +59,7 @@ words! {
 pub struct QemuDisk {
     /// A file, a block device, or the URI of an NBD server's export.
     pub image: PathBuf,
+    /// Format of the image.
     pub format: Format,
     /// The bus or device type that the guest sees.
     pub bus: Bus,
@@ -81,6 +88,7 @@ pub enum Serving {
     },
     /// Several I/O threads, to which the queues are distributed.
     Mapped {
+        /// Number of I/O threads.
         threads: u16,
         /// Maximum polling time before a thread sleeps, in nanoseconds. If `None`, QEMU's default.
         polling: Option<u32>,

@@ -5,10 +5,15 @@ use crate::words::words;
 words! {
     /// A file system that guests can have on a disk.
     pub enum FileSystem {
+        /// ext4, whose module every guest loads.
         Ext4 = "ext4",
+        /// ext3, which the module of ext4 handles.
         Ext3 = "ext3",
+        /// ext2, which the module of ext4 handles.
         Ext2 = "ext2",
+        /// XFS, for which guests load a module.
         Xfs = "xfs",
+        /// Btrfs, for which guests load a module.
         Btrfs = "btrfs",
     }
 }

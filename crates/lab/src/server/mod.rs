@@ -47,12 +47,15 @@ pub struct Spec<'a> {
     pub name: &'a str,
     /// A file, a block device, or the URI of an NBD server's export.
     pub image: &'a Path,
+    /// Format of the image.
     pub format: Format,
     /// The bus or device type that the guest sees.
     pub bus: Bus,
+    /// I/O engine with which the server reads and writes the image.
     pub aio: Aio,
     /// QEMU's cache mode: `none`, `writeback`, `writethrough`, ...
     pub cache: &'a str,
+    /// Number of the disk's request queues.
     pub queues: u16,
     /// Number of I/O threads, for a server that can have several. If `None`, the server's default.
     pub threads: Option<u16>,

@@ -7,7 +7,9 @@ use super::ftrace::Mode;
 
 /// A disk, its guest's QEMU and its server.
 pub struct Scene<'a> {
+    /// tracefs, in which the collectors create their instances.
     pub tracefs: &'a Tracefs,
+    /// When the kernel's buffers are read, and their size.
     pub mode: Mode,
     /// Thread ids of QEMU and of the disk's server.
     pub threads: &'a [u32],

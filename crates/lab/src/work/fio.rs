@@ -13,6 +13,7 @@ use crate::host;
 /// Properties of fio's jobs that its report does not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
+    /// Number of threads.
     pub threads: u32,
     /// Number of requests that each thread keeps in flight.
     pub depth: u32,

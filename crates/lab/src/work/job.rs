@@ -13,7 +13,9 @@ use crate::workload::Rw;
 words! {
     /// fio's I/O engine for several requests in flight.
     pub enum Engine {
+        /// Linux AIO.
         Libaio = "libaio",
+        /// Linux's io_uring.
         IoUring = "io_uring",
     }
 }
@@ -21,19 +23,24 @@ words! {
 /// Requests of one size and pattern for a limited time. fio's jobs run as threads.
 #[derive(Clone, Debug)]
 pub struct FioJob {
+    /// Operation and pattern of the requests.
     pub rw: Rw,
+    /// Size of a request in bytes.
     pub bs: u64,
+    /// Number of threads.
     pub threads: u32,
     /// Number of requests that each thread keeps in flight.
     pub depth: u32,
     /// I/O engine; not used with one request in flight.
     pub engine: Engine,
+    /// Whether the guest's job uses O_DIRECT.
     pub direct: bool,
     /// Number of writes after which fio flushes; 0 for never.
     pub fsync: u32,
     /// Size in bytes of the region of the device or file, of which each thread gets its own part.
     /// If `None`, every thread uses the whole device or file.
     pub size: Option<u64>,
+    /// Duration of the job in a guest.
     pub runtime: Duration,
 }
 
@@ -46,6 +53,7 @@ impl FioJob {
         )
     }
 
+    /// Returns the numbers of threads and of requests in flight.
     pub fn shape(&self) -> Shape {
         Shape {
             threads: self.threads,

@@ -15,7 +15,9 @@ pub use job::{Engine, FioJob};
 /// Results of a load.
 #[derive(Clone, Debug, Default)]
 pub struct Worked {
+    /// Measures of the load: rates, and latencies by operation.
     pub measures: Vec<Measure>,
+    /// Load for the cell's evidence.
     pub load: Load,
 }
 

@@ -19,12 +19,14 @@ const OWN_FILES: &str = r#"[ -z "$1" ] || exec 6<"$1"
 mount -t tmpfs tmp /tmp; export lab_inherited=1"#;
 /// Path of the disk for processes that inherit its descriptor.
 const FILE: &str = "/proc/self/fd/6";
+/// Path of the program for processes that inherit its descriptor.
 pub const PROGRAM: &str = "/proc/self/fd/7";
 
 /// A shell that runs scripts, and is killed on drop.
 #[derive(Debug)]
 pub struct Bare {
     // Fields are dropped in order: processes must end before their disk and directory are removed.
+    /// Shell's process, with its agent and console.
     pub hosted: Hosted,
     /// Path of the disk under test for scripts; empty without a disk.
     pub disk: String,

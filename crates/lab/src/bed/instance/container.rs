@@ -39,6 +39,7 @@ const AGENT: &str = "/bin/busybox --install -s /bin; exec agent";
 /// Specification of a container.
 #[derive(Clone, Debug)]
 pub struct Spec<'a> {
+    /// Disk under test; `None` for a container without a disk.
     pub disk: Option<Given<'a>>,
     /// Memory limit in bytes.
     pub memory: Option<u64>,
@@ -55,6 +56,7 @@ pub struct Spec<'a> {
 pub struct Container {
     // Fields are dropped in order: processes must end before their groups, disk and directory are
     // removed.
+    /// Container's first process, with its agent and console.
     pub hosted: Hosted,
     /// Path of the disk under test in the container.
     pub disk: &'static str,

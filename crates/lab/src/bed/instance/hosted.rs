@@ -86,6 +86,7 @@ impl Hosted {
         self.explain(text)
     }
 
+    /// Returns the collected output of the started program.
     pub fn console(&self) -> &Console {
         &self.console
     }

@@ -74,6 +74,7 @@ pub struct Spec<'a> {
     /// Whether instances without their own kernel get the file itself instead of a loop device over
     /// it.
     pub as_file: bool,
+    /// Cache mode of the image.
     pub cache: Cache,
     /// Bytes: a machine's memory, or a container's limit. If `None`, a machine has a default size,
     /// and a container has no limit.
@@ -88,9 +89,11 @@ pub struct Spec<'a> {
     pub program: Option<&'a Path>,
     /// Server of a virtual machine's disk.
     pub server: server::Kind,
+    /// I/O engine with which the server reads and writes the image.
     pub aio: Aio,
-    /// The `fathom` program and additional options for it, if it is the server.
+    /// Path of the `fathom` program, if it is the server.
     pub fathom: &'a Path,
+    /// Additional options of `fathom serve`, if it is the server.
     pub options: Vec<String>,
 }
 

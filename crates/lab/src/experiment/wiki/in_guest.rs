@@ -33,6 +33,7 @@ const MOST_OPERATIONS: u64 = MOST_KIB * 1024 / BYTES_AN_OPERATION;
 /// Options of `fathom guest run`.
 #[derive(Clone, Debug)]
 pub struct GuestRun {
+    /// Requests of the benchmark.
     pub workload: workload::Options,
     /// Whether to trace the guest's layers as well.
     pub trace: bool,

@@ -22,6 +22,7 @@ use crate::workload::Rw;
 pub use in_guest::{GuestRun, run as run_guest};
 pub use options::{Injection, Options, Place, Transport};
 
+/// The experiment `wiki`, each cell of which is a complete breakdown.
 pub struct Wiki;
 
 const PARAMETERS: &[Parameter] = &[

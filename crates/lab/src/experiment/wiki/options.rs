@@ -62,7 +62,9 @@ words! {
 /// A delay and the place where it is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
+    /// Place where the delay is added.
     pub place: Place,
+    /// Length of the delay, at most 10 s.
     pub delay: Duration,
 }
 
@@ -97,12 +99,17 @@ pub struct Options {
     pub fathom: PathBuf,
     /// The run directory to create.
     pub output: PathBuf,
+    /// Server of the disk.
     pub server: Kind,
     /// How the server reads and writes the image.
     pub aio: Aio,
+    /// How the guest accesses the server.
     pub transport: Transport,
+    /// Operation and pattern of the guest's requests.
     pub rw: Rw,
+    /// Size of a request in bytes.
     pub block_size: u64,
+    /// Number of requests in flight.
     pub iodepth: u32,
     /// Number of request queues.
     pub queues: u16,
@@ -112,6 +119,7 @@ pub struct Options {
     pub limit: Option<Limit>,
     /// Whether the server polls.
     pub poll: bool,
+    /// Known delay of every other request, to verify the measurement. `None`: no delay.
     pub inject: Option<Injection>,
     /// Filters on Fathom's disk, as in `fathom serve --filter`.
     pub filters: Vec<String>,

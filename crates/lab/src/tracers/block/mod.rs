@@ -61,6 +61,7 @@ pub struct Options<'a> {
     /// dev_t of its relevant partitions. Bios carry a partition's number, but sectors of the whole
     /// disk.
     pub partitions: &'a [u64],
+    /// When the kernel's buffers are read, and their size.
     pub mode: Mode,
 }
 

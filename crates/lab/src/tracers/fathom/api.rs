@@ -11,11 +11,13 @@ use crate::error::{Error, Result};
 /// A server's description of its disk, limited to the fields that tracers need.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Info {
+    /// Process id of the server.
     pub pid: u32,
     /// The disk's name.
     pub name: String,
     /// Path of the image, or `memory` or `null`.
     pub disk: String,
+    /// Version of the server.
     pub version: String,
     /// `io_uring`, `native` or `threads`.
     pub engine: String,
@@ -69,6 +71,7 @@ struct Disks {
 }
 
 impl Api {
+    /// Creates the API of the disk with this name from a connection to its server.
     pub fn new(client: Client, disk: String) -> Api {
         Api { client, disk }
     }

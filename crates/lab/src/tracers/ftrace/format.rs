@@ -16,11 +16,15 @@ pub enum Shape {
 /// A field of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
+    /// Name of the field, such as `common_pid`.
     pub name: String,
     /// Offset from the record's start, in bytes.
     pub offset: usize,
+    /// Size of the whole field in bytes.
     pub size: usize,
+    /// Whether the number is signed.
     pub signed: bool,
+    /// Encoding of the field's bytes.
     pub shape: Shape,
     /// Number of elements of a fixed array; 1 for a single value.
     pub elements: usize,
@@ -29,9 +33,11 @@ pub struct Field {
 /// The record format of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
+    /// Name of the event, such as `sched_switch`.
     pub name: String,
     /// Value of `common_type`, which identifies the event.
     pub id: u16,
+    /// Fields of the record, in the order of the `format` file.
     pub fields: Vec<Field>,
     /// The `print fmt` text, by which the kernel prints the event.
     pub print: String,
@@ -182,8 +188,9 @@ pub(super) fn number(bytes: &[u8], signed: bool) -> Option<u64> {
 pub struct Layout {
     /// Size of a whole page in bytes.
     pub page: usize,
-    /// Offset and size of the field that counts the bytes in use.
+    /// Offset of the field that counts the bytes in use.
     pub commit: usize,
+    /// Size of that field in bytes.
     pub commit_size: usize,
     /// Offset of the first record.
     pub data: usize,

@@ -26,6 +26,7 @@ const STAMP_BITS: u32 = 59;
 pub struct Record<'a> {
     /// Time in ticks of the instance's trace clock.
     pub time: u64,
+    /// Bytes of the record without its header.
     pub data: &'a [u8],
 }
 

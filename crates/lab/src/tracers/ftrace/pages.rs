@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 /// Pages of one CPU in the order in which they were filled, without their unused ends.
 #[derive(Clone, Debug, Default)]
 pub struct CpuPages {
+    /// Number of the CPU.
     pub cpu: u16,
     /// The concatenated pages, and the end offset of each page.
     bytes: Vec<u8>,
@@ -113,6 +114,7 @@ impl Iterator for CpuEvents<'_> {
 /// Result of writing events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
+    /// Number of written events.
     pub events: u64,
     /// Number of missing events that page headers report.
     pub missed: u64,

@@ -94,6 +94,7 @@ pub struct Options<'a> {
     /// The guest's disk, such as `vda`. If `None`, every virtio disk is recorded; with more than
     /// one, none of them is identified.
     pub device: Option<&'a str>,
+    /// When the kernel's buffers are read, and their size.
     pub mode: Mode,
 }
 

@@ -18,6 +18,7 @@ use crate::tracers::{Tracefs, pair};
 pub struct RecordOptions<'a> {
     /// Name of the disk, such as `vda`. If `None`, the only virtio disk.
     pub device: Option<&'a str>,
+    /// Length of the recording.
     pub window: Duration,
     /// Trace memory of all CPUs together, in MiB. If `None`, an eighth of the available memory, at
     /// most 256 MiB.

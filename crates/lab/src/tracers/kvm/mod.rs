@@ -96,6 +96,7 @@ pub struct Options<'a> {
     /// Threads of QEMU and of the disk's server. Threads that these start later count too.
     /// Interrupts are sent by the server's threads.
     pub threads: &'a [u32],
+    /// When the kernel's buffers are read, and their size.
     pub mode: Mode,
 }
 

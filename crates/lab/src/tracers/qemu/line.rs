@@ -16,6 +16,7 @@ pub struct LogEvent<'a> {
     pub time: Option<u64>,
     /// Thread id, or 0 if the format has none.
     pub tid: u32,
+    /// Name of the event in QEMU's `trace-events`.
     pub name: &'a str,
     /// The arguments as text.
     pub args: &'a str,
@@ -24,6 +25,7 @@ pub struct LogEvent<'a> {
 /// Kind of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line<'a> {
+    /// An event with its arguments.
     Event(LogEvent<'a>),
     /// Other output of QEMU.
     Other,

@@ -19,7 +19,9 @@ pub enum Arg {
 /// An event and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSchema {
+    /// Name of the event.
     pub name: String,
+    /// Encodings of the event's arguments, in order.
     pub args: Vec<Arg>,
 }
 

@@ -33,6 +33,7 @@ pub struct Options<'a> {
     /// Threads to record, and those that they start later. Threads of this process are not allowed:
     /// reading the trace would cause new events endlessly.
     pub threads: &'a [u32],
+    /// When the kernel's buffers are read, and their size.
     pub mode: Mode,
 }
 
