@@ -16,6 +16,7 @@ pub struct Transport {
 }
 
 impl Transport {
+    /// Creates a transport without TLS. Reads and writes fail with `TimedOut` after `deadline`.
     pub fn new(socket: Arc<OwnedFd>, deadline: Instant) -> Transport {
         Transport {
             timed: Timed { socket, deadline },
@@ -28,6 +29,7 @@ impl Transport {
         self.timed.deadline = deadline;
     }
 
+    /// Returns whether the connection uses TLS.
     pub fn is_encrypted(&self) -> bool {
         self.tls.is_some()
     }

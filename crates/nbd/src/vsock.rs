@@ -11,6 +11,7 @@ pub const ANY_CID: u32 = libc::VMADDR_CID_ANY;
 pub struct VsockAddr(libc::sockaddr_vm);
 
 impl VsockAddr {
+    /// Creates the address of a port of the machine `cid`, or of any CID if `cid` is [`ANY_CID`].
     pub fn new(cid: u32, port: u32) -> VsockAddr {
         // SAFETY: the structure contains only numbers, for which zero is valid.
         let mut addr: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
@@ -20,6 +21,7 @@ impl VsockAddr {
         VsockAddr(addr)
     }
 
+    /// Returns the CID, which identifies a virtual machine or the host.
     pub fn cid(&self) -> u32 {
         self.0.svm_cid
     }

@@ -4,13 +4,21 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ErrorCode {
+    /// EPERM: the export is read-only, or the server does not permit the request.
     NotPermitted = 1,
+    /// EIO: the storage failed, or any failure that has no error of its own.
     Io = 5,
+    /// ENOMEM: the server has no memory for the request.
     NoMemory = 12,
+    /// EINVAL: the request is malformed, or uses a command or flag that was not negotiated.
     Invalid = 22,
+    /// ENOSPC: the storage has no space left for the data.
     NoSpace = 28,
+    /// EOVERFLOW: the reply would be longer than the negotiated limits allow.
     Overflow = 75,
+    /// ENOTSUP: the server does not support the request.
     NotSupported = 95,
+    /// ESHUTDOWN: the server is shutting down.
     Shutdown = 108,
 }
 

@@ -12,6 +12,7 @@ pub struct OptionHeader {
 }
 
 impl OptionHeader {
+    /// Length of the header in bytes.
     pub const LEN: usize = 16;
 
     /// Parses a header. Returns `None` if the magic number is wrong.
@@ -22,6 +23,7 @@ impl OptionHeader {
         })
     }
 
+    /// Returns the header as it is sent, with the magic number.
     pub fn to_bytes(self) -> [u8; OptionHeader::LEN] {
         let mut bytes = [0; OptionHeader::LEN];
         bytes[..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -43,6 +45,7 @@ pub struct OptionReplyHeader {
 }
 
 impl OptionReplyHeader {
+    /// Length of the header in bytes.
     pub const LEN: usize = 20;
 
     /// Parses a header. Returns `None` if the magic number is wrong.
@@ -54,6 +57,7 @@ impl OptionReplyHeader {
         })
     }
 
+    /// Returns the header as it is sent, with the magic number.
     pub fn to_bytes(self) -> [u8; OptionReplyHeader::LEN] {
         let mut bytes = [0; OptionReplyHeader::LEN];
         bytes[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
@@ -76,6 +80,7 @@ pub struct ExportInfo {
 impl ExportInfo {
     const LEN: usize = 12;
 
+    /// Returns the data as it is sent, with the type [`info::EXPORT`].
     pub fn to_bytes(self) -> [u8; ExportInfo::LEN] {
         let mut bytes = [0; ExportInfo::LEN];
         bytes[..2].copy_from_slice(&info::EXPORT.to_be_bytes());
@@ -88,14 +93,18 @@ impl ExportInfo {
 /// The data of NBD_INFO_BLOCK_SIZE, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
+    /// Unit of offsets and lengths: the client sends only multiples of this size.
     pub minimum: u32,
+    /// Size below which requests are inefficient.
     pub preferred: u32,
+    /// Maximum length of the payload of a request or reply.
     pub maximum: u32,
 }
 
 impl BlockSizes {
     const LEN: usize = 14;
 
+    /// Returns the data as it is sent, with the type [`info::BLOCK_SIZE`].
     pub fn to_bytes(self) -> [u8; BlockSizes::LEN] {
         let mut bytes = [0; BlockSizes::LEN];
         bytes[..2].copy_from_slice(&info::BLOCK_SIZE.to_be_bytes());
@@ -109,8 +118,11 @@ impl BlockSizes {
 /// The data of an NBD_REP_INFO; types that nothing here uses are `Other`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Info {
+    /// Size and flags of the export (NBD_INFO_EXPORT).
     Export(ExportInfo),
+    /// Limits for the sizes of requests (NBD_INFO_BLOCK_SIZE).
     BlockSizes(BlockSizes),
+    /// Information of another type, which the receiver ignores.
     Other,
 }
 

@@ -12,6 +12,7 @@ const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 /// The headers of a connection, as negotiated in the handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Replies {
+    /// Compact requests and simple replies, which need no negotiation.
     #[default]
     Simple,
     /// Negotiated by NBD_OPT_STRUCTURED_REPLY.
@@ -48,6 +49,7 @@ pub struct RequestHeader {
     pub command: u16,
     /// Identifier that the client chooses; replies return it.
     pub cookie: u64,
+    /// Start of the range, in bytes from the start of the export.
     pub offset: u64,
     /// Length in bytes of the range, or of the payload that follows. Compact headers have only 32
     /// bits of it.
@@ -60,7 +62,9 @@ pub struct RequestHeader {
 pub struct NotARequest(pub u32);
 
 impl RequestHeader {
+    /// Length in bytes of a compact header.
     pub const COMPACT_LEN: usize = 28;
+    /// Length in bytes of an extended header.
     pub const EXTENDED_LEN: usize = 32;
 
     /// Parses a header. `bytes` must have exactly [`Replies::request_len`] bytes.
@@ -154,6 +158,7 @@ pub struct ChunkHeader {
     pub flags: u16,
     /// See [`chunk`](super::chunk).
     pub kind: u16,
+    /// Identifier of the request to which the chunk belongs.
     pub cookie: u64,
     /// Offset of the request. Only extended headers contain it.
     pub offset: u64,
@@ -162,6 +167,7 @@ pub struct ChunkHeader {
 }
 
 impl ChunkHeader {
+    /// Returns the header for structured replies, which omits the offset.
     #[inline]
     pub fn structured(self) -> [u8; ReplyHeader::STRUCTURED_LEN] {
         let mut bytes = [0; ReplyHeader::STRUCTURED_LEN];
@@ -171,6 +177,7 @@ impl ChunkHeader {
         bytes
     }
 
+    /// Returns the header for extended headers.
     #[inline]
     pub fn extended(self) -> [u8; ReplyHeader::EXTENDED_LEN] {
         let mut bytes = [0; ReplyHeader::EXTENDED_LEN];
@@ -192,7 +199,9 @@ impl ChunkHeader {
 /// The header of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyHeader {
+    /// A simple reply: `error` is 0 or an error number, and `cookie` is that of the request.
     Simple { error: u32, cookie: u64 },
+    /// The header of one chunk of a structured or extended reply.
     Chunk(ChunkHeader),
 }
 
@@ -201,8 +210,11 @@ pub enum ReplyHeader {
 pub struct NotAReply(pub u32);
 
 impl ReplyHeader {
+    /// Length in bytes of the header of a simple reply.
     pub const SIMPLE_LEN: usize = 16;
+    /// Length in bytes of the header of a structured chunk.
     pub const STRUCTURED_LEN: usize = 20;
+    /// Length in bytes of the header of an extended chunk.
     pub const EXTENDED_LEN: usize = 32;
 
     /// Parses the header at the start of `bytes`, and returns it with its length.
