@@ -19,7 +19,9 @@ pub struct Clock {
 /// Readings of both clocks at the same instant.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
+    /// Reading of the clock of stamps, in ticks.
     pub ticks: u64,
+    /// Reading of CLOCK_MONOTONIC, in nanoseconds.
     pub monotonic_ns: u64,
 }
 

@@ -216,6 +216,7 @@ impl<const BITS: u32> Counts<BITS> {
         self.max = self.max.max(value);
     }
 
+    /// Adds all values of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += theirs;
@@ -224,6 +225,7 @@ impl<const BITS: u32> Counts<BITS> {
         self.max = self.max.max(other.max);
     }
 
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
@@ -237,14 +239,17 @@ impl<const BITS: u32> Counts<BITS> {
         })
     }
 
+    /// Returns the sum of all values, modulo 2^64.
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
+    /// Returns the largest value, or 0 if the histogram is empty.
     pub fn max(&self) -> u64 {
         self.max
     }
 
+    /// Returns the mean of all values, or `None` if the histogram is empty.
     pub fn mean(&self) -> Option<f64> {
         let count = self.count();
         (count > 0).then(|| self.sum as f64 / count as f64)

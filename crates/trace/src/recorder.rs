@@ -151,6 +151,7 @@ impl HistogramsState {
 }
 
 impl StageHistograms {
+    /// Returns the counts so far, for another process that continues or merges them.
     pub fn state(&self) -> HistogramsState {
         let counts = |op| {
             let stages = &self.tables().ops[op as usize];
@@ -212,6 +213,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
+    /// Creates the writer of these histograms, which must have no other writer.
     pub fn new(histograms: Arc<StageHistograms>) -> Recorder {
         Recorder {
             histograms,

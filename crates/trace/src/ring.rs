@@ -31,21 +31,27 @@ pub struct TraceRecord {
     pub stamps: [u64; Stage::COUNT + 1],
     /// Offset in bytes from the start of the disk.
     pub offset: u64,
+    /// Length of the request in bytes.
     pub len: u64,
+    /// Number of the virtqueue or connection on the disk.
     pub queue: u16,
+    /// Operation of the request.
     pub op: Op,
     /// 0, or the errno that the request failed with.
     pub error: i32,
     /// Whether polling rather than a kick detected the request.
     pub polled: bool,
+    /// Cookie by which another host identifies the request.
     pub wire: Wire,
 }
 
 /// Why a file cannot be used as a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
+    /// A system call on the file at `path` failed.
     #[error("{}: {}", path.display(), cause(source))]
     Io { path: PathBuf, source: io::Error },
+    /// The file at `path` cannot be used as a trace, for the reason in `problem`.
     #[error("{}: {problem}", path.display())]
     Unusable { path: PathBuf, problem: String },
 }

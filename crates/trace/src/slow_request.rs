@@ -14,13 +14,19 @@ pub struct SlowRequest {
     pub id: String,
     /// Time of the reply, in milliseconds since 1970.
     pub time_ms: u64,
+    /// Name of the operation, as [`Op::name`](crate::stage::Op::name) returns it.
     pub op: String,
+    /// Offset in bytes from the start of the disk.
     pub offset: u64,
+    /// Length of the request in bytes.
     pub len: u64,
+    /// Number of the virtqueue or connection on the disk.
     pub queue: u16,
     /// 0, or the errno that the request failed with.
     pub error: i32,
+    /// Whether polling rather than a kick detected the request.
     pub polled: bool,
+    /// Time from the detection of the request until its end, in nanoseconds.
     pub total_ns: u64,
     /// Time spent in each stage, in nanoseconds.
     pub stages: BTreeMap<String, u64>,
@@ -36,6 +42,7 @@ pub struct Now {
 }
 
 impl Now {
+    /// Reads both clocks.
     pub fn read() -> Now {
         let clock = Clock::get();
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -57,6 +64,7 @@ impl Now {
 }
 
 impl SlowRequest {
+    /// Converts the record of a finished request. `now` must be later than the request's end.
     pub fn of(record: &TraceRecord, now: &Now) -> SlowRequest {
         let [start, .., end] = record.stamps;
         let stamps = record.stamps.windows(2);

@@ -4,17 +4,24 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
+    /// Reads data.
     Read,
+    /// Writes data.
     Write,
+    /// Makes completed writes durable.
     Flush,
+    /// Discards the data of a range.
     Discard,
+    /// Writes zeroes to a range, without data.
     WriteZeroes,
     /// Returns which parts hold data (NBD's base:allocation).
     BlockStatus,
 }
 
 impl Op {
+    /// Number of operations.
     pub const COUNT: usize = 6;
+    /// All operations, in the order of their numbers.
     pub const ALL: [Op; Op::COUNT] = [
         Op::Read,
         Op::Write,
@@ -62,7 +69,9 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// Number of stages.
     pub const COUNT: usize = 6;
+    /// All stages, in the order in which a request passes them.
     pub const ALL: [Stage; Stage::COUNT] = [
         Stage::Wake,
         Stage::Queue,

@@ -27,8 +27,10 @@ pub struct Summary {
     pub seconds: Option<f64>,
 }
 
+/// Numbers and times of one operation's requests.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct OpSummary {
+    /// Name of the operation, as [`Op::name`] returns it.
     pub op: String,
     /// Number of requests that failed.
     #[serde(default)]
@@ -44,13 +46,21 @@ pub struct OpSummary {
 /// Times in nanoseconds. A percentile is absent if there are too few samples for it.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct StageSummary {
+    /// Name of the stage, or `total` for the sum of all stages.
     pub stage: String,
+    /// Number of samples, which is the number of requests.
     pub count: u64,
+    /// Mean in nanoseconds; 0 without samples.
     pub mean_ns: f64,
+    /// Median in nanoseconds.
     pub p50_ns: Option<f64>,
+    /// 90th percentile in nanoseconds.
     pub p90_ns: Option<f64>,
+    /// 99th percentile in nanoseconds.
     pub p99_ns: Option<f64>,
+    /// 99.9th percentile in nanoseconds.
     pub p999_ns: Option<f64>,
+    /// Longest time in nanoseconds.
     pub max_ns: f64,
     /// Sum of all samples in ticks of the server's clock, to compute differences between summaries.
     ///

@@ -22,6 +22,7 @@ const ATTEMPTS: usize = 64;
 pub struct Entry {
     /// Index of the ring, which is that of the worker.
     pub ring: u32,
+    /// The finished request that the record describes.
     pub record: TraceRecord,
 }
 
@@ -144,6 +145,7 @@ impl RingReader {
         })
     }
 
+    /// Returns the description of the trace. [`RingReader::poll`] updates the frequency in it.
     pub fn header(&self) -> &Header {
         &self.header
     }

@@ -46,6 +46,7 @@ struct MergedStage {
 }
 
 impl Merged {
+    /// Adds the summary of one more disk. Operations beyond the maximum number are ignored.
     pub fn add(&mut self, summary: &Summary) {
         for op in summary.operations.iter().take(MANY) {
             if let Some(merged) = self.operation(&op.op) {
