@@ -31,6 +31,7 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Returns the name of the phase, as events and the API show it.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Copying => "copying",
@@ -57,8 +58,10 @@ pub(crate) enum Gone {
     Done,
 }
 
+/// Progress of a job that follows a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
+    /// The phase of the job.
     pub phase: Phase,
     /// Number of bytes copied; ranges copied several times count each time.
     pub copied: u64,
@@ -79,6 +82,7 @@ pub struct Following {
 }
 
 impl Following {
+    /// Returns the progress of the job. A job that must stop and has not ended is in `Stopping`.
     pub fn status(&self) -> Status {
         let state = self.shared.state();
         let mut status = state.status.clone();

@@ -9,9 +9,11 @@ use std::sync::Arc;
 pub struct Source {
     /// The disk below its filters, used as clients use it; not activated.
     pub disk: Arc<dyn Disk>,
+    /// Engine of the disk's workers, and the default for the job's own requests.
     pub engine: EngineKind,
     /// The tap through which users' requests pass, and the workers that process them.
     pub tap: Arc<Tap>,
+    /// Workers that process the users' requests to the disk.
     pub workers: Arc<[WorkerHandle]>,
 }
 
@@ -19,6 +21,10 @@ pub struct Source {
 pub struct InUse(Arc<dyn Disk>);
 
 impl InUse {
+    /// Activates the disk.
+    ///
+    /// # Errors
+    /// The disk cannot be activated, and stays inactive.
     pub fn new(disk: &Arc<dyn Disk>) -> Result<InUse, DiskError> {
         disk.activate()?;
         Ok(InUse(disk.clone()))

@@ -101,6 +101,7 @@ impl Backup {
         self.successor
     }
 
+    /// Returns the size of the scratch file's data, and why the backup has failed, if it has.
     pub fn status(&self) -> Status {
         Status {
             kept: self.kept.load(Ordering::Relaxed),

@@ -21,6 +21,7 @@ pub struct Terms {
 /// Callback with the reason of a failure, called on the backup's thread.
 pub type Failed = Box<dyn Fn(&str) + Send>;
 
+/// Progress of a backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Number of bytes in the scratch file.

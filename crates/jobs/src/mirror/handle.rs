@@ -14,6 +14,7 @@ use std::time::Instant;
 /// A mirror of a disk.
 #[derive(Clone)]
 pub struct Mirror {
+    /// Handle to the job, which reports its progress and ends it.
     pub following: Following,
     size: u64,
 }

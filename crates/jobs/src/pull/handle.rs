@@ -108,6 +108,7 @@ pub trait Going: Send {
     fn noted(&self, is_durable: bool);
 }
 
+/// A [`Going`] that the thread of the pull calls.
 pub type Gone = Box<dyn Going>;
 
 /// Records the move when another server waits for the disk.
@@ -162,6 +163,7 @@ impl Pull {
         })
     }
 
+    /// Returns the progress of the pull.
     pub fn status(&self) -> Status {
         self.shared.state().status.clone()
     }

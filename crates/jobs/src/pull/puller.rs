@@ -33,11 +33,13 @@ pub(super) const IMPATIENT: Duration = Duration::from_millis(2);
 pub struct Target {
     /// The disk to which data is written; the job activates it.
     pub disk: Arc<dyn Disk>,
+    /// Engine of the job's own requests to the disk.
     pub engine: EngineKind,
     /// Latch of the workers' requests, opened for the guest when all data is here.
     pub latch: Latch,
     /// The blocks that are still missing after the latch is opened.
     pub missing: Arc<Missing>,
+    /// Workers that serve the disk's guest; the job notifies them of changes to the latch.
     pub workers: Arc<[WorkerHandle]>,
 }
 

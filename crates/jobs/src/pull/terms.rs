@@ -7,6 +7,7 @@ use std::path::PathBuf;
 /// Parameters of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
+    /// URI of the disk's NBD export on the server from which the disk moves.
     pub source: NbdUri,
     /// The image to which the disk is copied, if the image is a file.
     pub image: Option<PathBuf>,
@@ -35,6 +36,7 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Returns the name of the phase, as events and the API show it.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Copying => "copying",
@@ -46,8 +48,10 @@ impl Phase {
     }
 }
 
+/// Progress of a pull.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Status {
+    /// The phase of the pull.
     pub phase: Phase,
     /// Number of bytes copied; ranges copied several times count each time.
     pub copied: u64,

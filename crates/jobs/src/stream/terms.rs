@@ -8,6 +8,7 @@ use std::sync::Arc;
 pub struct Terms {
     /// Limit in bytes per second. `None` means no limit.
     pub rate: Option<u64>,
+    /// Backing image that the disk's top image has at the end of the job.
     pub below: Below,
 }
 
@@ -32,6 +33,7 @@ impl Below {
         }
     }
 
+    /// Returns the name of the future backing image; `None` if the image gets no backing image.
     pub fn name(&self) -> Option<&Name> {
         match self {
             Below::Nothing => None,
