@@ -28,7 +28,9 @@ pub struct Changes {
 /// A range of bytes that have all changed or all not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
+    /// Length of the range in bytes.
     pub len: u64,
+    /// Whether the bytes have changed since their bits were last taken.
     pub changed: bool,
 }
 
@@ -44,6 +46,7 @@ impl Changes {
         }
     }
 
+    /// Returns the size in bytes of the disk at the time when the map was created.
     pub fn size(&self) -> u64 {
         self.grid.size
     }
@@ -53,6 +56,7 @@ impl Changes {
         self.grid.block()
     }
 
+    /// Returns whether a change beyond [`Changes::size`] was marked, because the disk has grown.
     pub fn is_outgrown(&self) -> bool {
         self.outgrown.load(Ordering::Relaxed)
     }

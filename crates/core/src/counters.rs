@@ -26,6 +26,7 @@ impl Counter {
         self.0.store(n, Ordering::Relaxed);
     }
 
+    /// Returns the current value. The writer may increase it at any time.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -51,8 +52,9 @@ pub struct Counters {
     pub sleeps: Counter,
     /// Time that the worker has spent polling, in nanoseconds.
     pub polled_ns: Counter,
-    /// Number of polls that found work. `polls_vain` counts those that did not.
+    /// Number of polls that found work.
     pub polls_paid: Counter,
+    /// Number of polls that found no work.
     pub polls_vain: Counter,
     /// Requests that sources have answered with an error themselves.
     pub refused: Counter,
@@ -67,9 +69,13 @@ pub struct SourceCounters {
     pub queue: Option<u16>,
     /// Maximum number of requests in flight.
     pub capacity: u64,
+    /// Requests taken from the source.
     pub taken: Counter,
+    /// Number of requests in flight at present.
     pub in_flight: Counter,
+    /// Kicks received from the source's peer.
     pub kicks: Counter,
+    /// Notifications (interrupts) sent to the source's peer.
     pub notifications: Counter,
 }
 

@@ -9,7 +9,9 @@ use std::io;
 
 /// Passed with each call; owned by the worker.
 pub struct Cx {
+    /// The worker's requests in flight, and the children of its channel's layers.
     pub slab: Slab,
+    /// Engine by which the worker and its channel do I/O.
     pub engine: Box<dyn Engine>,
     pub(crate) clock: &'static Clock,
     /// Time of the last tick.
@@ -37,6 +39,7 @@ pub struct Cx {
 }
 
 impl Cx {
+    /// Creates the context of a worker, without requests in flight.
     pub fn new(engine: Box<dyn Engine>) -> Cx {
         let clock = Clock::get();
         Cx {
@@ -104,6 +107,7 @@ impl Cx {
         self.children_done[owner.index()?].pop()
     }
 
+    /// Returns whether [`Cx::child_done`] has a completed child of `owner` to return.
     #[inline]
     pub fn has_child_done(&self, owner: Owner) -> bool {
         owner

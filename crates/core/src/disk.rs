@@ -20,6 +20,7 @@ pub struct DiskInfo {
     pub physical_block_size: u32,
     /// Preferred I/O size, or 0 if the disk has no preference.
     pub optimal_io_size: u32,
+    /// The disk cannot be written.
     pub read_only: bool,
     /// A completed write may be volatile until the next flush.
     pub write_cache: bool,
@@ -41,12 +42,17 @@ pub struct RangeLimits {
 /// Reason why an operation on a disk failed, as one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
+    /// A system call on the storage failed.
     #[error("{}: {what}: {}", path.display(), cause(source))]
     Io {
+        /// Path or URI of the storage.
         path: PathBuf,
+        /// Description of the failed step, such as `cannot resize the image`.
         what: &'static str,
+        /// Error of the system call.
         source: io::Error,
     },
+    /// The storage at `path`, a path or URI, cannot be used, for the reason in `problem`.
     #[error("{}: {problem}", path.display())]
     Unusable { path: PathBuf, problem: String },
     /// The disk does not support the requested operation.
@@ -99,6 +105,7 @@ pub type SizeWatch = Arc<dyn Fn() + Send + Sync>;
 
 /// A disk as the guest sees it, shared by all workers. Requests do not pass through this trait.
 pub trait Disk: Send + Sync {
+    /// Returns the current properties. The size may change, see [`Disk::resize`].
     fn info(&self) -> DiskInfo;
 
     /// Size of the [`SavedState`] that the disk needs, in bytes, a multiple of 8; 0 if it needs

@@ -26,13 +26,17 @@ pub enum IoKind {
 /// An I/O operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
+    /// Operation to carry out.
     pub kind: IoKind,
+    /// File on which the operation works, from [`Engine::add_file`].
     pub file: FileId,
     /// Bytes from the start of the file.
     pub offset: u64,
     /// Length in bytes; for reads and writes, the sum of the iovecs.
     pub len: u64,
+    /// Array of `iov_len` iovecs with the data; ignored by operations without data.
     pub iov: *const libc::iovec,
+    /// Number of iovecs in that array.
     pub iov_len: u32,
 }
 
@@ -50,7 +54,9 @@ pub enum SocketIoKind {
 /// An operation on a connected stream socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketIo {
+    /// Direction of the operation.
     pub kind: SocketIoKind,
+    /// Socket on which the operation works, registered by [`Engine::add_socket`].
     pub socket: RawFd,
     /// Message with 1 to 1024 iovecs (UIO_MAXIOV), none of them empty. No other field is set.
     pub message: *mut libc::msghdr,
@@ -68,6 +74,7 @@ pub struct Buffer {
 /// The outcome of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
+    /// Token that was passed with the operation, or with the eventfd that was signalled.
     pub token: Token,
     /// Number of bytes moved, or a negative errno.
     pub result: i32,
@@ -76,6 +83,7 @@ pub struct Completion {
 /// How long [`Engine::submit`] may wait for a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
+    /// Returns at once.
     No,
     /// Until something completes, however long that takes.
     Forever,
@@ -94,6 +102,7 @@ pub trait Engine {
     /// Registers a file, which stays open at least until `remove_file`.
     fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId>;
 
+    /// Unregisters a file that no operation in flight uses. The id becomes invalid.
     fn remove_file(&mut self, file: FileId);
 
     /// Enables registration of added memory with the kernel, at the cost that the engine documents.

@@ -9,6 +9,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 pub struct EventNotifier(OwnedFd);
 
 impl EventNotifier {
+    /// Creates a notifier whose descriptor is not readable.
+    ///
+    /// # Errors
+    /// The process or the system has too many open files.
     pub fn new() -> io::Result<EventNotifier> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(EventNotifier(eventfd(0, flags)?))

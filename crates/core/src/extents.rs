@@ -14,11 +14,13 @@ pub struct Status {
 }
 
 impl Status {
+    /// Status of a range that contains data and is not dirty.
     pub const DATA: Status = Status {
         hole: false,
         zero: false,
         dirty: false,
     };
+    /// Status of a range without storage, which reads as zeroes and is not dirty.
     pub const HOLE: Status = Status {
         hole: true,
         zero: true,

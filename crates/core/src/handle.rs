@@ -251,10 +251,12 @@ impl WorkerHandle {
         running.recv_timeout(left) == Err(RecvTimeoutError::Disconnected)
     }
 
+    /// Returns the stage times of all requests that this worker has answered.
     pub fn histograms(&self) -> &StageHistograms {
         &self.histograms
     }
 
+    /// Returns the counters of this worker, which change while it runs.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -274,6 +276,10 @@ pub struct Looking<'a, T = ()> {
 }
 
 impl<T> Looking<'_, T> {
+    /// Waits for the reply, until a timeout that began when the command was sent.
+    ///
+    /// # Errors
+    /// The worker has not replied in time, or has ended.
     pub fn wait(self) -> Result<T, Unresponsive> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
@@ -302,6 +308,10 @@ impl Settling {
 pub struct Detaching(Receiver<Box<dyn Source>>);
 
 impl Detaching {
+    /// Waits until the source's requests have ended and the worker returns the source.
+    ///
+    /// # Panics
+    /// The worker ends without returning the source.
     pub fn wait(self) -> Box<dyn Source> {
         self.0.recv().expect("a worker answers")
     }

@@ -22,7 +22,9 @@ use std::time::Instant;
 /// Handover state of one part.
 #[derive(Debug, Default)]
 pub struct PartState {
+    /// Values of the state in JSON, with keys that the part chooses.
     pub values: Value,
+    /// Files of the state, in the order in which the successor's part takes them.
     pub files: Vec<OwnedFd>,
     /// The successor must not start without this state, since its disk would differ.
     pub is_needed: bool,
@@ -75,18 +77,22 @@ pub trait Part: Send + Sync {
 pub struct HandoverState(Arc<Mutex<BTreeMap<String, PartState>>>);
 
 impl HandoverState {
+    /// Stores the state of the part of this name, in place of an earlier state.
     pub fn put(&self, part: &str, left: PartState) {
         self.0.lock().insert(part.to_owned(), left);
     }
 
+    /// Takes the state of the part of this name. Returns `None` if the part has no state.
     pub fn take(&self, part: &str) -> Option<PartState> {
         self.0.lock().remove(part)
     }
 
+    /// Takes the states of all parts, by name.
     pub fn take_all(&self) -> BTreeMap<String, PartState> {
         std::mem::take(&mut *self.0.lock())
     }
 
+    /// Returns whether no part has a state that has not been taken.
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
@@ -111,6 +117,7 @@ impl HandoverState {
 pub struct Parts(Vec<(String, Arc<dyn Part>)>);
 
 impl Parts {
+    /// Adds a part. The successor's part of the same name gets its state.
     pub fn add(&mut self, name: impl Into<String>, part: Arc<dyn Part>) {
         self.0.push((name.into(), part));
     }

@@ -17,40 +17,50 @@ use std::time::Duration;
 
 /// A [`Disk`] that wraps the disk `below`.
 pub trait DiskLayer: Send + Sync {
+    /// Returns the disk that this layer wraps.
     fn below(&self) -> &dyn Disk;
 
+    /// Implements [`Disk::info`]; the default passes the call on.
     fn info(&self) -> DiskInfo {
         self.below().info()
     }
 
+    /// Implements [`Disk::saved_state_len`]; the default passes the call on.
     fn saved_state_len(&self) -> u64 {
         self.below().saved_state_len()
     }
 
+    /// Implements [`Disk::set_saved_state`]; the default passes the call on.
     fn set_saved_state(&self, saved_state: Option<SavedState>) {
         self.below().set_saved_state(saved_state);
     }
 
+    /// Implements [`Disk::connect_delay`]; the default passes the call on.
     fn connect_delay(&self) -> Duration {
         self.below().connect_delay()
     }
 
+    /// Implements [`Disk::activate`]; the default passes the call on.
     fn activate(&self) -> Result<(), DiskError> {
         self.below().activate()
     }
 
+    /// Implements [`Disk::deactivate`]; the default passes the call on.
     fn deactivate(&self) -> Result<(), DiskError> {
         self.below().deactivate()
     }
 
+    /// Implements [`Disk::resize`]; the default passes the call on.
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         self.below().resize(to)
     }
 
+    /// Implements [`Disk::watch_size`]; the default passes the call on.
     fn watch_size(&self, watch: SizeWatch) {
         self.below().watch_size(watch);
     }
 
+    /// Implements [`Disk::channel`]; the default returns the channel of the disk below.
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         self.below().channel(cx)
     }
@@ -96,26 +106,32 @@ impl<L: DiskLayer> Disk for L {
 
 /// A [`Channel`] that wraps the channel `below`.
 pub trait ChannelLayer {
+    /// Returns the channel that this layer wraps.
     fn below(&mut self) -> &mut dyn Channel;
 
+    /// Implements [`Channel::submit`]; the default passes the request on.
     #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         self.below().submit(cx, id);
     }
 
+    /// Implements [`Channel::complete`]; the default passes the completion on.
     #[inline]
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         self.below().complete(cx, id, tag, result);
     }
 
+    /// Implements [`Channel::timer`]; the default passes the call on.
     fn timer(&mut self, cx: &mut Cx) {
         self.below().timer(cx);
     }
 
+    /// Implements [`Channel::drain`]; the default passes the call on.
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         self.below().drain(cx, source);
     }
 
+    /// Implements [`Channel::answered`]; the default passes the request on.
     fn answered(&mut self, request: &Request) {
         self.below().answered(request);
     }
@@ -149,12 +165,16 @@ impl<L: ChannelLayer> Channel for L {
 ///
 /// Only its notifications can be changed: nothing else of a source has been wrapped so far.
 pub trait SourceLayer: Send {
+    /// Returns the source that this layer wraps.
     fn below(&self) -> &dyn Source;
 
+    /// Returns the source that this layer wraps, for changes.
     fn below_mut(&mut self) -> &mut dyn Source;
 
+    /// Removes the layer and returns the source that it has wrapped.
     fn into_below(self: Box<Self>) -> Box<dyn Source>;
 
+    /// Implements [`Source::notify`]; the default passes the call on.
     fn notify(&mut self) {
         self.below_mut().notify();
     }

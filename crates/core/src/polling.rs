@@ -113,7 +113,9 @@ pub enum Awaited {
 /// A wait that has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Waited {
+    /// Kind of the event for which the worker waited.
     pub awaited: Awaited,
+    /// Duration of the wait, in ticks of the clock.
     pub ticks: u64,
     /// The wait did not end while spinning, so `ticks` include a wake-up.
     pub slept: bool,
@@ -152,6 +154,7 @@ pub struct Poller {
 }
 
 impl Poller {
+    /// Creates the poller of a worker. `Auto` measures the time of a wake-up, once per process.
     pub fn new(setting: Polling, clock: &Clock) -> Poller {
         let wake_up = match setting {
             Polling::Auto | Polling::AutoWithin(_) => wake_up(clock),

@@ -23,6 +23,7 @@ pub type Segments = SmallVec<[iovec; INLINE_SEGMENTS]>;
 pub struct Owner(u16);
 
 impl Owner {
+    /// The source from which the request came: the owner of all requests that are not children.
     pub const SOURCE: Owner = Owner(0);
 
     /// Returns the `n`th layer with children, counting from 1; none if `n` is too large.
@@ -41,7 +42,9 @@ impl Owner {
 /// reads and writes add up to `len`.
 #[repr(align(64))]
 pub struct Request {
+    /// Times spent in each stage so far, in ticks of the clock.
     pub stamps: Stamps,
+    /// Operation of the request.
     pub op: Op,
     /// For writes, discards and write zeroes: must be durable before it completes.
     pub fua: bool,
@@ -73,6 +76,8 @@ pub struct Request {
     pub cookie: u64,
     /// Identifier of the request on another host (for the trace).
     pub wire: Wire,
+    /// Memory of the data, or of the reply to [`Op::BlockStatus`]. Empty for operations without
+    /// data.
     pub segments: Segments,
 }
 

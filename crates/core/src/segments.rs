@@ -41,7 +41,9 @@ pub fn zeroes(len: u64) -> impl Iterator<Item = iovec> {
 /// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
+    /// From the memory to the segments.
     ToSegments,
+    /// From the segments to the memory.
     FromSegments,
 }
 

@@ -20,6 +20,7 @@ use std::time::Duration;
 pub struct WorkerOptions {
     /// Name of the thread (the kernel keeps 15 bytes).
     pub name: String,
+    /// How the thread polls before it sleeps.
     pub polling: Polling,
     /// CPUs on which the thread may run; empty for all.
     pub cpus: Vec<usize>,

@@ -42,9 +42,12 @@ pub(crate) const GENERATIONS: u32 = 1 << SOURCE_TAG_SHIFT;
 pub(crate) const MEMBERS: usize = 1 << (KIND_SHIFT - MEMBER_SHIFT);
 
 impl Token {
+    /// Token of the eventfd that announces commands from other threads.
     pub const MAILBOX: Token = Token(2 << KIND_SHIFT);
+    /// Token of an engine's own events, which belong to no operation of the worker.
     pub const ENGINE: Token = Token(3 << KIND_SHIFT);
 
+    /// Returns the token for an operation of the channel that serves this request.
     #[inline]
     pub fn request(id: RequestId, tag: u16) -> Token {
         Token(u64::from(tag) << TAG_SHIFT | u64::from(id.0))
@@ -57,6 +60,7 @@ impl Token {
         Token::request(RequestId::NOBODY, tag)
     }
 
+    /// Returns the token of a kick of the source in this slot, with the slot's generation.
     #[inline]
     pub fn kick(slot: u16, generation: u32) -> Token {
         Token(1 << KIND_SHIFT | u64::from(slot) << TAG_SHIFT | u64::from(generation))
@@ -94,6 +98,7 @@ impl Token {
         Token(value)
     }
 
+    /// Decodes the token.
     #[inline]
     pub fn target(self) -> Target {
         let (low, high) = (self.0 as u32, (self.0 >> TAG_SHIFT) as u16);
