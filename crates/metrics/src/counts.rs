@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 /// Counters of a disk, by worker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DiskCounts {
+    /// Histograms of each worker, followed by those that predecessors have passed on.
     pub histograms: Vec<HistogramsState>,
+    /// Counters of each worker, by its index.
     pub workers: Vec<WorkerInfo>,
+    /// Number of requests that were rejected at once, as in [`Summary`](fathom_trace::Summary).
     pub refused: u64,
     /// Time that the counters cover, in seconds. Absent if it comes from an older server.
     #[serde(default)]

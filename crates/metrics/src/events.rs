@@ -142,6 +142,7 @@ pub struct Line {
 }
 
 impl Line {
+    /// Creates the line of an event that happens now.
     pub fn of(happened: Happened) -> Line {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Line {
@@ -170,6 +171,7 @@ impl Default for Events {
 }
 
 impl Events {
+    /// Sends an event to all subscribers. Without subscribers, the event is discarded.
     pub fn tell(&self, happened: Happened) {
         if self.0.receiver_count() > 0 {
             // The subscribers may have left just now.

@@ -20,12 +20,15 @@ use std::sync::Arc;
 /// The contents of a page.
 #[derive(Debug)]
 pub struct Page {
+    /// Measurements of the disks, in the order of the page.
     pub disks: Vec<Measured>,
     /// The guests of the disks that are in use, with the index of the disk.
     pub guests: Vec<(usize, Guest)>,
     /// The metrics of this process.
     pub own: ProcessInfo,
+    /// Bounds of the histograms' buckets.
     pub scale: Arc<Scale>,
+    /// Format of the page.
     pub form: Form,
 }
 

@@ -3,6 +3,7 @@
 /// The format of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
+    /// The text format of OpenMetrics 1.0, which can express exemplars.
     OpenMetrics,
     /// Prometheus's older text format.
     Text,
@@ -48,6 +49,7 @@ impl Form {
         self != Form::Protobuf
     }
 
+    /// Returns the value of the header `Content-Type`.
     pub fn content_type(self) -> &'static str {
         match self {
             Form::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",

@@ -546,6 +546,7 @@ pub struct WorkerInfo {
 }
 
 impl WorkerInfo {
+    /// Reads the counters of a worker. `is_alone`: no other worker shares the worker's thread.
     pub fn of(worker: &WorkerHandle, is_alone: bool) -> WorkerInfo {
         let counters = worker.counters();
         let cpu = worker.thread_id().cpu_time().filter(|_| is_alone);

@@ -25,6 +25,7 @@ impl JobKind {
         JobKind::Commit,
     ];
 
+    /// Returns the kind as it stands in identities of jobs.
     pub fn name(self) -> &'static str {
         match self {
             JobKind::Pull => "pull",
@@ -39,7 +40,9 @@ impl JobKind {
 /// Identity of a job, as text `DISK.KIND.NUMBER`, or `DISK.pull`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobId {
+    /// Name of the disk.
     pub disk: String,
+    /// Kind of the job.
     pub kind: JobKind,
     /// Identity that no other job has; empty for a pull.
     pub number: String,

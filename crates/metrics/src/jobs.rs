@@ -164,6 +164,7 @@ impl JobInfo {
         }
     }
 
+    /// Describes a backup of this disk.
     pub fn backup(disk: &str, backup: &BackupInfo) -> JobInfo {
         let phase = match backup.problem {
             None => "keeping",
@@ -178,6 +179,7 @@ impl JobInfo {
         }
     }
 
+    /// Describes a mirror of this disk.
     pub fn mirror(disk: &str, mirror: &MirrorInfo) -> JobInfo {
         JobInfo {
             copied: mirror.copied,
@@ -190,6 +192,7 @@ impl JobInfo {
         }
     }
 
+    /// Describes a stream of this disk, or a commit in the middle of its backing chain.
     pub fn stream(disk: &str, stream: &StreamInfo) -> JobInfo {
         let kind = match stream.top {
             None => JobKind::Stream,

@@ -10,14 +10,19 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// The measurements of a disk at one moment.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Measured {
+    /// State of the disk.
     pub info: Info,
+    /// Counters and histograms of the disk.
     pub counts: DiskCounts,
     /// The running virtqueues, in order.
     pub queues: Vec<QueueInfo>,
+    /// Number of requests taken from queues and connections, and not yet answered.
     pub in_flight: u64,
-    /// Number of connections of front-ends, and of NBD clients.
+    /// Number of times that a front-end has connected to the disk.
     pub front_ends: u64,
+    /// Number of times that an NBD client has connected to the disk.
     pub clients: u64,
+    /// Process that serves the disk.
     pub process: ProcessInfo,
     /// CPU time of each thread of the disk's pool in ns, for all disks of the pool.
     pub pool_threads: Vec<u64>,
@@ -46,12 +51,17 @@ impl Measured {
 /// The counters of a virtqueue.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct QueueInfo {
+    /// Number of the virtqueue on the disk.
     pub queue: u16,
     /// Maximum number of requests in flight.
     pub size: u64,
+    /// Number of requests taken from the queue.
     pub requests: u64,
+    /// Number of requests in flight at present.
     pub in_flight: u64,
+    /// Number of kicks received from the guest.
     pub kicks: u64,
+    /// Number of interrupts sent to the guest.
     pub notifications: u64,
 }
 
@@ -72,10 +82,13 @@ impl QueueInfo {
 /// The process that serves the disk, and possibly other disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessInfo {
+    /// Process ID.
     pub pid: u32,
     /// Resident memory in bytes.
     pub resident: u64,
+    /// CPU time of all threads in nanoseconds, including threads that have ended.
     pub cpu_ns: u64,
+    /// Number of threads.
     pub threads: u64,
 }
 
@@ -97,7 +110,7 @@ impl ProcessInfo {
     }
 }
 
-/// Number of connections to a disk.
+/// Numbers of times that front-ends and NBD clients have connected to a disk.
 #[derive(Debug, Default)]
 pub struct Visits {
     front_ends: AtomicU64,
@@ -105,15 +118,17 @@ pub struct Visits {
 }
 
 impl Visits {
+    /// Counts a front-end that has connected.
     pub fn of_front_end(&self) {
         self.front_ends.fetch_add(1, Relaxed);
     }
 
+    /// Counts an NBD client that has connected.
     pub fn of_client(&self) {
         self.clients.fetch_add(1, Relaxed);
     }
 
-    /// Returns the number of connections of front-ends, and of NBD clients.
+    /// Returns how often front-ends have connected, and how often NBD clients have.
     pub fn counts(&self) -> (u64, u64) {
         (self.front_ends.load(Relaxed), self.clients.load(Relaxed))
     }

@@ -84,6 +84,7 @@ struct Place {
 }
 
 impl Scale {
+    /// Creates the scale for a clock of this frequency, in ticks per second.
     pub fn new(ticks_per_second: f64) -> Scale {
         let place = |bucket| {
             let seconds = middle_of(bucket) / ticks_per_second;

@@ -51,9 +51,11 @@ impl Measures {
 /// A message with a [`Measured`], and what the supervisor knows about its disk.
 #[derive(Debug, Serialize)]
 pub struct Sent {
+    /// Name of the disk, as the supervisor knows it.
     pub name: String,
     /// ID of the process that serves the disk.
     pub pid: u32,
+    /// Message as received from that process, which is not trusted.
     pub message: String,
     /// Extracts the measurements from the message. The error says why it has none.
     #[serde(skip)]

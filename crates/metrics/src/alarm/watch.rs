@@ -33,9 +33,13 @@ pub struct AlarmInfo {
 
 /// The data that alarms examine.
 pub struct Seen<'a> {
+    /// Workers of the disk, which report their oldest requests.
     pub workers: &'a [WorkerHandle],
+    /// Number of the disk's requests in flight.
     pub in_flight: u64,
+    /// Function that returns the disk's counters so far.
     pub summary: &'a dyn Fn() -> Summary,
+    /// Function that returns at most this number of the slowest recent requests, the slowest first.
     pub slow: &'a dyn Fn(usize) -> Vec<SlowRequest>,
 }
 
@@ -86,6 +90,7 @@ struct Cause {
 }
 
 impl Watches {
+    /// Creates the watches of these alarms, none of which is raised.
     pub fn new(alarms: &[Alarm]) -> Watches {
         let now = Instant::now();
         let watch = |alarm: &Alarm| Watch {
@@ -112,6 +117,7 @@ impl Watches {
         self.window_ends = self.window_ends.map(|_| Instant::now());
     }
 
+    /// Returns the state of all alarms, in the order in which they were configured.
     pub fn info(&self) -> Vec<AlarmInfo> {
         let info = |one: &Watch| AlarmInfo {
             alarm: one.alarm.to_string(),

@@ -87,6 +87,7 @@ const ONE: f64 = 1.5;
 const DEEP: f64 = 4.0;
 
 impl Limiter {
+    /// Derives the suspected limiter from the figures of an interval.
     pub fn of(seen: &Seen) -> Limiter {
         let (kind, text) = judge(seen);
         Limiter { kind, text }
