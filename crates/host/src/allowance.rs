@@ -13,8 +13,11 @@ const LEAST_TASKS: u32 = 16;
 /// Resource limits of one tenant. None: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allowance {
+    /// Limit of the memory of the tenant's processes.
     pub memory: Option<Memory>,
+    /// Limit of the CPU time of the tenant's processes.
     pub cpu: Option<Cpu>,
+    /// Limit of the number of the tenant's processes and threads.
     pub tasks: Option<Tasks>,
 }
 
@@ -33,7 +36,9 @@ pub struct Tasks(pub u32);
 /// A limit, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Most<T> {
+    /// No limit. In the table of a tenant, `off` overrides the limit for all tenants.
     Off,
+    /// Limit with this value.
     At(T),
 }
 
@@ -41,10 +46,13 @@ pub enum Most<T> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AllowanceTable {
+    /// Key `memory-max`: a size such as `256M`, or `off`.
     #[serde(default, deserialize_with = "text_or_number")]
     pub memory_max: Option<Most<Memory>>,
+    /// Key `cpu-max`: a share of CPU time such as `150%`, where 100% is one CPU, or `off`.
     #[serde(default, deserialize_with = "text_or_number")]
     pub cpu_max: Option<Most<Cpu>>,
+    /// Key `tasks-max`: a number of processes and threads, or `off`.
     #[serde(default, deserialize_with = "text_or_number")]
     pub tasks_max: Option<Most<Tasks>>,
 }
@@ -121,6 +129,10 @@ impl FromStr for Tasks {
     }
 }
 
+/// Deserializes a limit from a string or an integer.
+///
+/// # Errors
+/// The value has another type, or is no valid limit.
 pub fn text_or_number<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Most<T>>, D::Error> {

@@ -13,31 +13,42 @@ pub enum Error {
     /// Options that exclude each other, or an error that is already a line for the user.
     #[error("{0}")]
     Options(String),
+    /// A disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] fathom_stack::Error),
+    /// A socket cannot listen.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The API cannot listen.
     #[error(transparent)]
     Api(#[from] fathom_api::OpenError),
+    /// A socket that this process has inherited cannot be used.
     #[error(transparent)]
     Inherited(#[from] InheritedError),
+    /// TLS cannot be used, for example because a certificate cannot be read.
     #[error("--tls: {0}")]
     Tls(#[from] TlsError),
+    /// The trace file cannot be used.
     #[error("--trace: {0}")]
     Trace(#[from] TraceError),
+    /// Requests in flight of `whose`, a list for the user, did not complete within `timeout`.
     #[error(
         "stopping took longer than {timeout} (--stop-timeout); requests in flight of {whose} are \
          abandoned"
     )]
     Abandoned { timeout: StopTimeout, whose: String },
+    /// A system call failed.
     #[error("{what}: {}", cause(source))]
     Io {
+        /// Description of the failed step, such as `cannot wait for events`.
         what: &'static str,
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
 impl Error {
+    /// Returns a function for `map_err` that adds a description to the error of a system call.
     pub fn io(what: &'static str) -> impl Fn(io::Error) -> Error {
         move |source| Error::Io { what, source }
     }

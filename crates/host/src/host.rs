@@ -34,6 +34,7 @@ pub trait Host: Send {
     /// Lines for the log: the disks, and where clients connect.
     fn describe(&self) -> Vec<String>;
 
+    /// Returns the names of all disks.
     fn names(&self) -> Vec<String>;
 
     /// Address of an NBD listener that authenticates no client. None: there is no such listener.
@@ -41,6 +42,7 @@ pub trait Host: Send {
         None
     }
 
+    /// Sets the timeout of a later [`Host::stop`].
     fn set_stop_timeout(&mut self, timeout: StopTimeout);
 
     /// Disconnects front-ends and clients, and waits for requests in flight, with a timeout.

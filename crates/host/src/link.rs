@@ -54,7 +54,9 @@ pub enum ToTenant {
     /// The first message. If it comes with a socket, another process of this tenant hands over its
     /// disks there.
     Begin {
+        /// The server's pools of threads, by name.
         pools: BTreeMap<String, PoolSpec>,
+        /// Maximum time to stop after [`ToTenant::End`], in milliseconds.
         stop_timeout_ms: u64,
         /// In the syntax of the option `--sandbox`.
         sandbox: String,
@@ -65,8 +67,11 @@ pub enum ToTenant {
         #[serde(default)]
         connects: Option<Vec<PathBuf>>,
     },
+    /// A command, which gets exactly one reply.
     Ask {
+        /// Number of the command, which the reply repeats.
         number: u64,
+        /// The command.
         ask: Ask,
     },
     /// Completes requests in flight, and ends.
@@ -81,9 +86,11 @@ pub enum ToTenant {
 /// finds out which command a reply belongs to, and then reads it as that command's type.
 #[derive(Serialize, Deserialize)]
 pub enum FromTenant<A> {
+    /// The reply to a command.
     Answer {
         /// Number of the command.
         number: u64,
+        /// Result of the command, or the error for the user.
         answer: Result<A, RequestError>,
     },
     /// Statistics of a disk, before the last message.
@@ -106,6 +113,7 @@ pub enum FromTenant<A> {
 pub enum AtGate {
     /// A request, which gets a reply.
     Want(Wanted),
+    /// An event, which gets no reply.
     Happened(Happened),
 }
 
@@ -131,6 +139,10 @@ struct Pieces {
 type Received<T> = Option<(T, Option<OwnedFd>)>;
 
 impl Link {
+    /// Creates a link, and returns this process's end, and the socket for the other process.
+    ///
+    /// # Errors
+    /// The process or the system has too many open files.
     pub fn pair() -> io::Result<(Link, OwnedFd)> {
         let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (here, there) = socketpair(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;

@@ -20,6 +20,10 @@ pub struct Post<T> {
 }
 
 impl<T> Mailbox<T> {
+    /// Creates an empty mailbox.
+    ///
+    /// # Errors
+    /// The process or the system has too many open files.
     pub fn new() -> io::Result<Mailbox<T>> {
         let (sender, received) = channel();
         let event = EventNotifier::new()?;
@@ -30,6 +34,7 @@ impl<T> Mailbox<T> {
         })
     }
 
+    /// Returns a new sender to this mailbox.
     pub fn post(&self) -> Post<T> {
         Post {
             sender: self.sender.clone(),

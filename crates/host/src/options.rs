@@ -27,6 +27,7 @@ pub struct ServeOptions {
     pub pools: Vec<PoolOptions>,
     /// None: the server has no NBD clients.
     pub nbd: Option<NbdOptions>,
+    /// Where the API listens, and which clients it accepts.
     pub api: ApiOptions,
     /// The configuration file, from which these options come and which is read again on request.
     /// None: the server has no configuration file.
@@ -97,6 +98,7 @@ pub struct NbdOptions {
     pub listen: Vec<Address>,
     /// Permissions of Unix sockets that the server creates.
     pub access: Access,
+    /// TLS for NBD clients. `None`: connections are not encrypted.
     pub tls: Option<TlsOptions>,
     /// Maximum number of connections, at least 1. None: the default of
     /// [`fathom_exports::nbd::Options`].
@@ -120,7 +122,9 @@ impl NbdOptions {
 /// server-key.pem, ca-cert.pem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
+    /// Whether clients can use TLS, or must use it.
     pub mode: TlsMode,
+    /// Directory of the certificates and the key.
     pub certificates: PathBuf,
     /// Clients need a certificate that is signed by ca-cert.pem.
     pub verify_peer: bool,
@@ -171,6 +175,7 @@ impl ExportOptions {
 pub struct DiskOptions {
     /// The disk's name in commands such as `fathom stats`.
     pub name: String,
+    /// Location, format and access method of the disk's data.
     pub disk: Description,
     /// Socket of vhost-user front-ends. None: no virtual machine uses the disk.
     pub vhost_user: Option<SocketSpec>,
@@ -184,6 +189,7 @@ pub struct DiskOptions {
     pub serial: Option<String>,
     /// File for a trace of requests, which begins when the disk is opened.
     pub trace: Option<PathBuf>,
+    /// Conditions under which the server reports slow requests.
     pub alarms: Vec<Alarm>,
     /// Terms on which the disk is moved here from another server. None: the disk does not move.
     pub pull: Option<pull::Terms>,

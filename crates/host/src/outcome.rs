@@ -7,6 +7,7 @@ use serde::Serialize;
 /// Statistics of a disk at the end of the server.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
+    /// Times and counters of the disk's requests.
     #[serde(flatten)]
     pub summary: Summary,
     /// Delays that `--inject` has added.

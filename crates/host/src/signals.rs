@@ -38,6 +38,10 @@ impl AsFd for Termination {
 pub struct Reload(UnixStream);
 
 impl Reload {
+    /// Installs the handler of SIGHUP.
+    ///
+    /// # Errors
+    /// The handler or its pipe cannot be created.
     pub fn new() -> io::Result<Reload> {
         let (reader, writer) = UnixStream::pair()?;
         reader.set_nonblocking(true)?;
@@ -66,6 +70,7 @@ pub struct LeftToThisThread {
 }
 
 impl LeftToThisThread {
+    /// Blocks SIGTERM, SIGINT and SIGHUP on the current thread.
     pub fn begin() -> LeftToThisThread {
         let mut set = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();

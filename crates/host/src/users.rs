@@ -12,7 +12,9 @@ use std::str::FromStr;
 /// A process's user, and its only group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
+    /// Numeric ID of the user.
     pub uid: u32,
+    /// Numeric ID of the group.
     pub gid: u32,
 }
 

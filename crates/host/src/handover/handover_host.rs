@@ -14,12 +14,15 @@ pub struct Given {
     pub state: State,
     /// The files of `state`.
     pub files: Descriptors,
+    /// The disks, in the order in which the successor gets them. Empty if tenants have the disks.
     pub disks: Vec<GivenDisk>,
 }
 
+/// The state of one disk that the successor gets.
 pub struct GivenDisk {
     /// The state of the disk, without its export.
     pub state: DiskState,
+    /// The frozen export for a front-end. `None`: the disk has no such export.
     pub export: Option<Frozen>,
     /// State that the parts of the disk pass while requests continue.
     pub lent: HandoverState,
@@ -69,6 +72,7 @@ pub trait HandoverHost {
     /// Serves NBD clients again, after a failed handover.
     fn take_back(&self);
 
+    /// Returns the final counters of each disk, in the order of the disks.
     fn counts(&self) -> Vec<DiskCounts>;
 
     /// Continues the predecessor's counters.

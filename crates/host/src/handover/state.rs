@@ -48,7 +48,9 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The first message, from the successor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
+    /// Oldest version of the messages that the successor understands.
     pub oldest: u32,
+    /// Newest version of the messages that the successor understands.
     pub newest: u32,
 }
 
@@ -76,10 +78,13 @@ impl Hello {
 /// first those of the server, then those of each disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct State {
+    /// Version of the messages that the successor must understand to continue from this state.
     pub version: u32,
+    /// Process ID of the predecessor.
     pub pid: u32,
     /// Number of the server's files.
     pub files: usize,
+    /// The disks of the server's own process.
     pub disks: Vec<DiskState>,
     /// Owners of the disks' names.
     pub origins: BTreeMap<String, Definition>,
@@ -88,9 +93,12 @@ pub struct State {
     pub definitions: Option<Definitions>,
     /// Listeners of NBD clients.
     pub nbd: Vec<ListenerState>,
+    /// State of the API's sockets. `None`: the predecessor has no API.
     pub api: Option<ApiState>,
     /// Directory of persistent disks, with its lock.
     pub kept: Option<(PathBuf, usize)>,
+    /// Time since the server was started, in milliseconds; not reset by upgrades. 0 if tenants have
+    /// the disks.
     pub uptime_ms: u64,
     /// Tenants, whose processes have the disks: `disks` is empty then.
     #[serde(default)]
@@ -107,33 +115,40 @@ pub struct GroupsState {
     pub version: u8,
     /// Names of the controllers.
     pub controllers: Vec<String>,
-    /// Directory of the server's group, which contains the tenants' groups, and the file that locks
-    /// it.
+    /// Directory of the server's group, which contains the tenants' groups.
     pub dir: PathBuf,
+    /// Index of the file that locks the directory.
     pub lock: usize,
 }
 
 /// A tenant, whose process continues under the new supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TenantState {
+    /// Name of the tenant.
     pub name: String,
     /// User of its process.
     #[serde(default)]
     pub user: Option<User>,
     /// The process. Without one, the supervisor must start it.
     pub process: Option<ProcessState>,
+    /// The tenant's disks.
     pub disks: Vec<TenantDisk>,
 }
 
+/// State of a tenant's process.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ProcessState {
+    /// Process ID.
     pub pid: u32,
     /// Version of the link that the process speaks.
     pub link_version: u32,
+    /// Time since the process was started, in milliseconds.
     pub lives_ms: u64,
-    /// Numbers of files: the pidfd, and the two sockets.
+    /// Index of the file with the pidfd.
     pub pidfd: usize,
+    /// Index of the file with the supervisor's end of the link.
     pub link: usize,
+    /// Index of the file with the supervisor's end of the gate.
     pub gate: usize,
     /// Pipe of its standard error. None: its standard error is that of the supervisor.
     #[serde(default)]
@@ -143,9 +158,12 @@ pub struct ProcessState {
     pub owes_answer: bool,
 }
 
+/// A disk of a tenant.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TenantDisk {
+    /// Definition of the disk.
     pub table: DiskSpec,
+    /// Listening socket for the disk's front-ends. `None`: the disk has no such socket.
     pub listener: Option<ListenerState>,
     /// The process serves the disk.
     pub is_there: bool,
@@ -155,8 +173,10 @@ pub struct TenantDisk {
     pub shown: Value,
 }
 
+/// State of a disk that this process serves.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DiskState {
+    /// Definition of the disk.
     pub table: DiskSpec,
     /// The export for a front-end, if the disk has one.
     pub export: Option<ExportState>,
@@ -177,6 +197,7 @@ pub struct DiskState {
 pub struct Stopped {
     /// Positions of the queues of each disk.
     pub bases: Vec<Vec<u16>>,
+    /// The stopped NBD clients.
     pub clients: Vec<ClientState>,
     /// Last state of the parts of each disk.
     #[serde(default)]
@@ -186,7 +207,9 @@ pub struct Stopped {
 /// Replies of the successor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Word {
+    /// The successor has checked the state, and can take over.
     Prepared,
+    /// The successor has taken the disks into use, and waits for [`Go`].
     Active,
     /// The successor serves the disks, and its API listens.
     Serving,
@@ -201,6 +224,7 @@ pub struct Go;
 /// Messages of a successor with tenants after `Serving`: each tenant gets a new process, too.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Progress {
+    /// Result for one tenant: its process was replaced, or continues because that failed.
     Tenant(Renewal),
     /// No more tenants follow.
     Done,
@@ -209,6 +233,7 @@ pub enum Progress {
 /// Result of the replacement of a tenant's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Renewal {
+    /// Name of the tenant.
     pub tenant: String,
     /// The process that has the tenant's disks.
     pub pid: Option<u32>,
