@@ -54,7 +54,7 @@ pub struct Request {
     pub polled: bool,
     /// Slot of the worker's source that answers the request.
     pub source: u16,
-    /// Number of the queue on the disk (for the trace).
+    /// Number of the virtqueue on the disk, or of the NBD connection on the server (for the trace).
     pub queue: u16,
     /// Owner that gets the request back when it is done.
     pub owner: Owner,

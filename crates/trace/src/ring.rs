@@ -33,7 +33,7 @@ pub struct TraceRecord {
     pub offset: u64,
     /// Length of the request in bytes.
     pub len: u64,
-    /// Number of the virtqueue or connection on the disk.
+    /// Number of the virtqueue on the disk, or of the NBD connection on the server modulo 65536.
     pub queue: u16,
     /// Operation of the request.
     pub op: Op,

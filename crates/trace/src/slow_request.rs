@@ -20,7 +20,7 @@ pub struct SlowRequest {
     pub offset: u64,
     /// Length of the request in bytes.
     pub len: u64,
-    /// Number of the virtqueue or connection on the disk.
+    /// Number of the virtqueue on the disk, or of the NBD connection on the server modulo 65536.
     pub queue: u16,
     /// 0, or the errno that the request failed with.
     pub error: i32,
