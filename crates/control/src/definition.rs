@@ -20,6 +20,7 @@ pub enum Definition {
 }
 
 impl Definition {
+    /// Returns the owner of the disk's name.
     pub fn owner(&self) -> Owner {
         match self {
             Definition::Transient => Owner::Transient,
@@ -47,6 +48,7 @@ pub struct Definitions {
 /// Contents of `disks-dir`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
+    /// Definitions of all disks whose files can be used.
     pub disks: Vec<DiskSpec>,
     /// Files that cannot be used: the name of the disk of each, and a message for the user.
     pub problems: Vec<(String, String)>,

@@ -7,11 +7,13 @@ use std::fmt;
 /// Why a request was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestError {
+    /// Kind of the failure, from which the API derives the HTTP status.
     pub kind: ErrorKind,
     /// Message for the user, in one line, that says how to proceed.
     pub text: String,
 }
 
+/// Kind of a [`RequestError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ErrorKind {
     /// The request cannot be understood, or contradicts itself.

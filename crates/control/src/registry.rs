@@ -49,10 +49,13 @@ pub struct Registry {
 /// A disk that is defined but could not be opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure<'a> {
+    /// Name of the disk.
     pub name: &'a str,
+    /// Owner of the name.
     pub owner: Owner,
     /// The definition, if there is exactly one and it can be read.
     pub spec: Option<&'a DiskSpec>,
+    /// Why the disk could not be opened: a message for the user, in one line.
     pub problem: &'a str,
     /// Whether the server retries by itself.
     pub is_retried: bool,

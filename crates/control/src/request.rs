@@ -17,6 +17,7 @@ pub struct RequestId(pub u64);
 pub enum Request {
     /// Adds the disk, or changes the disk of that name.
     Put {
+        /// Options of the disk, with its name.
         spec: Box<DiskSpec>,
         /// Keys that the request names. `None`: all keys.
         ///
@@ -24,32 +25,41 @@ pub enum Request {
         named: Option<BTreeSet<String>>,
         /// Whether the change is not stored.
         until_restart: bool,
+        /// Condition on the version of the disk; if it is not met, the disk is not changed.
         only_if: Condition,
     },
+    /// Removes the disk.
     Remove {
         /// Whether to disconnect users; otherwise a disk in use is not removed.
         force: bool,
+        /// Effect on the disk's definition.
         how: Removal,
+        /// Condition on the version of the disk; if it is not met, the disk is not removed.
         only_if: Condition,
     },
     /// Changes options of a filter. An empty value stands for the option's default.
     SetFilter {
         /// The name of the filter, with `#2` for the second filter of that name.
         filter: String,
+        /// New values by option name.
         options: BTreeMap<String, String>,
         /// Whether the change is not stored.
         until_restart: bool,
     },
+    /// Changes the size of the disk.
     Resize {
         /// New size in bytes. `None`: the present size of the disk's file.
         size: Option<u64>,
+        /// Whether the new size may be smaller than the present one.
         shrink: bool,
     },
     /// Switches the disk to another image.
     Switch {
+        /// Image to which the disk is switched.
         to: SwitchTo,
         /// Whether to allow a switch of a static disk, whose definition keeps the old image.
         transient: bool,
+        /// Whether the disk's dirty bitmaps may stay with the old image.
         leave_bitmaps: bool,
     },
     /// Stores the present options of a disk as its definition.
@@ -84,20 +94,28 @@ pub enum SwitchTo {
 pub enum Reply {
     /// The disk was added or changed; `created`: whether it was added.
     Disk {
+        /// Whether the disk was added; otherwise an existing disk was changed.
         created: bool,
     },
     /// The disk's last statistics.
     Removed {
+        /// Statistics of the disk when it was removed.
         statistics: Box<Summary>,
+        /// Whether the disk is static, so that it is served again after a restart.
         is_static: bool,
     },
+    /// The filter with its new options.
     Filter {
+        /// The filter after the change.
         info: FilterInfo,
+        /// Whether the disk is static, so that the change lasts until the server restarts.
         is_static: bool,
     },
     /// The disk's new size in bytes.
     Size {
+        /// Size of the disk in bytes.
         bytes: u64,
+        /// Whether the disk is static, so that the change lasts until the server restarts.
         is_static: bool,
     },
 }
