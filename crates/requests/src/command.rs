@@ -14,7 +14,9 @@ use std::path::PathBuf;
 /// options instead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
+    /// Name of the disk. `None` for [`Command::Put`].
     pub disk: Option<String>,
+    /// Command for the host of the disk.
     pub command: Command,
 }
 
@@ -119,6 +121,7 @@ pub enum Command {
     /// First step of a switch to another image: opens that image and holds guests and clients.
     /// Replies with the disk's options with that image.
     BeginSwitch {
+        /// Image to which the disk is switched.
         to: SwitchTo,
         /// Allows the disk's dirty bitmaps to stay with the old image.
         leave_bitmaps: bool,
@@ -136,7 +139,9 @@ pub enum Command {
     /// for the second filter of that name. An empty value is the option's default. Reply, when all
     /// workers apply the change: [`Filter`](crate::reply::Filter).
     Set {
+        /// Name of the filter.
         filter: String,
+        /// New values by option name.
         options: BTreeMap<String, String>,
         /// Ignored by hosts: the controller decides what is stored.
         temporary: bool,
@@ -148,20 +153,26 @@ pub enum Command {
     /// Adds a disk, or changes the disk of that name as far as possible while it is served. Replies
     /// like `Show`.
     Put {
+        /// Options of the disk, with its name.
         options: Box<DiskSpec>,
         /// Keys that the request names, also with default values: a disk that is served keeps its
         /// values of all other keys. `None`: all keys are named.
         #[serde(default)]
         named: Option<BTreeSet<String>>,
+        /// Ignored by hosts: the controller decides what is stored.
         temporary: bool,
+        /// Condition on the version of the disk; if it is not met, the host changes nothing.
         #[serde(default)]
         only_if: Condition,
     },
     /// Stops serving the disk. Replies with its last statistics when no requests are in flight. A
     /// disk in use stays, unless `force` disconnects its front-end and clients.
     Remove {
+        /// Whether to disconnect the front-end and clients of a disk in use.
         force: bool,
+        /// Ignored by hosts: the controller decides what is stored.
         temporary: bool,
+        /// Condition on the version of the disk; if it is not met, the host changes nothing.
         #[serde(default)]
         only_if: Condition,
     },

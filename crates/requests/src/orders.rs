@@ -207,27 +207,44 @@ pub struct Merged {
 /// An order about a disk's bitmaps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BitmapOrder {
+    /// Lists the bitmaps.
     List,
+    /// Adds an empty bitmap.
     Add {
+        /// Name of the new bitmap.
         bitmap: String,
+        /// Number of bytes that a bit covers. `None`: the default for the size of the disk.
         granularity: Option<u64>,
     },
+    /// Removes a bitmap.
     Remove {
+        /// Name of the bitmap.
         bitmap: String,
     },
+    /// Replaces a bitmap by its successor, which has only the changes since a backup began.
     Advance {
+        /// Name of the bitmap.
         bitmap: String,
+        /// Identifier of the successor, which belongs to one backup. `None`: any successor.
         to: Option<u64>,
     },
+    /// Marks all blocks of a bitmap as clean.
     Clear {
+        /// Name of the bitmap.
         bitmap: String,
     },
+    /// Renames a bitmap.
     Rename {
+        /// Present name of the bitmap.
         bitmap: String,
+        /// New name of the bitmap.
         to: String,
     },
+    /// Marks all blocks of a bitmap as dirty that are dirty in one of the other bitmaps.
     Merge {
+        /// Name of the bitmap that is changed.
         bitmap: String,
+        /// Names of the other bitmaps, which remain unchanged.
         from: Vec<String>,
     },
 }
@@ -244,13 +261,16 @@ pub enum JobOrder {
 /// An order about the internal snapshots of a disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SnapshotsOrder {
+    /// Lists the snapshots.
     List,
     /// Takes a snapshot of the disk as it is now.
     Take {
+        /// Name of the new snapshot.
         snapshot: String,
     },
     /// Deletes the snapshot with this name or ID.
     Delete {
+        /// Name or ID of the snapshot.
         snapshot: String,
     },
 }

@@ -81,6 +81,7 @@ pub struct Done {}
 pub struct Shown {
     /// Options with which the disk is served, without options at their defaults.
     pub options: DiskSpec,
+    /// State of the disk.
     pub state: Info,
     /// The request has added the disk.
     #[serde(skip)]
@@ -188,6 +189,7 @@ struct SlowRequestSchema {
 /// A trace that is in progress, or none.
 #[derive(Debug, Serialize)]
 pub struct TraceState {
+    /// Path of the trace file. `None`: no trace is in progress.
     pub trace: Option<PathBuf>,
 }
 
@@ -227,6 +229,7 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// Returns the reply about a filter. `owner` is the owner to show; see [`Filter::owner`].
     pub fn new(info: FilterInfo, owner: Option<Owner>) -> Filter {
         let FilterInfo {
             name,
@@ -241,6 +244,7 @@ impl Filter {
         }
     }
 
+    /// Returns the filter without its owner.
     pub fn info(self) -> FilterInfo {
         let Filter {
             name,

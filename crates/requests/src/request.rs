@@ -14,7 +14,9 @@ pub enum Request {
     /// A change of what a disk is, about which the registry decides: a disk, its last statistics, a
     /// filter or a size.
     Change {
+        /// Name of the disk.
         disk: String,
+        /// Change to make.
         change: fathom_control::Request,
     },
     /// A command that the disk's host carries out, which says how it replies.
@@ -23,7 +25,9 @@ pub enum Request {
     ListGroups,
     /// Changes options of a throttle group, for all of its disks: the groups of that name.
     SetGroup {
+        /// Name of the group.
         group: String,
+        /// New values by option name.
         options: BTreeMap<String, String>,
         /// The change is not stored.
         until_restart: bool,
@@ -31,6 +35,7 @@ pub enum Request {
     /// Has another process continue, of this program, or of the file that is now where this program
     /// came from: [`Successor`](crate::reply::Successor).
     Upgrade {
+        /// Path of the program to start. `None`: the file that is now at the path of this program.
         binary: Option<PathBuf>,
         /// Ends the connections of NBD clients with TLS, which cannot be handed over.
         disconnect: bool,
