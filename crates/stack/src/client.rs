@@ -23,19 +23,24 @@ const CAPACITY: usize = 256;
 /// A request to a disk. The rules of [`Request`] apply.
 #[derive(Debug)]
 pub struct DiskRequest {
+    /// Operation to carry out.
     pub op: Op,
+    /// Offset of the range on the disk in bytes.
     pub offset: u64,
+    /// Length of the range in bytes; 0 for a flush.
     pub len: u64,
     /// Whether write zeroes may deallocate the range.
     pub unmap: bool,
     /// The buffer for the data: `len` bytes from `skip` on; for [`Op::BlockStatus`] all of it.
     pub pages: Option<AlignedBuffer>,
+    /// Number of bytes in `pages` before the data.
     pub skip: usize,
     /// A value for the caller's use, returned in the reply.
     pub tag: u64,
 }
 
 impl DiskRequest {
+    /// Creates a request with tag 0, whose data is at the start of `pages`.
     pub fn new(op: Op, offset: u64, len: u64, pages: Option<AlignedBuffer>) -> DiskRequest {
         DiskRequest {
             op,
@@ -54,6 +59,7 @@ impl DiskRequest {
 pub struct DiskReply {
     /// The client's number in its job.
     pub client: usize,
+    /// The request, which returns its buffer to the caller.
     pub ask: DiskRequest,
     /// Zero, or the positive errno of the failure.
     pub errno: i32,
@@ -196,10 +202,12 @@ pub struct Client {
 }
 
 impl Client {
+    /// Returns the number of the client in its job, as in [`DiskReply::client`].
     pub fn number(&self) -> usize {
         self.number
     }
 
+    /// Returns the properties that the disk had when the client was created.
     pub fn info(&self) -> &DiskInfo {
         &self.info
     }

@@ -17,11 +17,13 @@ use std::path::PathBuf;
 /// The location, meaning and access method of a disk's bytes; not who may use the disk.
 #[derive(Clone, Debug)]
 pub struct Description {
+    /// Location of the disk's image.
     pub location: Location,
     /// The format. `None`: raw, unless the image looks like another format.
     pub format: Option<Format>,
-    /// Start of the disk in a raw image, and size of the disk, both in bytes.
+    /// Start of the disk in a raw image, in bytes. `None`: the start of the image.
     pub offset: Option<u64>,
+    /// Size of the disk in a raw image, in bytes. `None`: up to the end of the image.
     pub size: Option<u64>,
     /// Maximum bytes of a qcow2 or QED image's tables in memory.
     pub metadata_cache: Option<u64>,
@@ -37,10 +39,13 @@ pub struct Description {
     pub bitmaps: Option<PathBuf>,
     /// The keys of the disk's encrypted images.
     pub keys: KeyRing,
+    /// Whether the disk is opened for reading only.
     pub read_only: bool,
+    /// I/O engine of the workers.
     pub engine: EngineKind,
     /// Whether to pin guest memory, so that io_uring need not map it for each request.
     pub register_memory: bool,
+    /// Cache mode of the disk's files.
     pub cache: Cache,
     /// Time without a reply after which an NBD server counts as dead. `None`: the default.
     pub server_timeout: Option<Timeout>,
@@ -69,6 +74,7 @@ pub struct Description {
     pub iothreads: usize,
     /// The CPUs for the workers, divided among them; empty: any CPU.
     pub cpus: CpuList,
+    /// How long idle workers poll before they sleep.
     pub polling: Polling,
     /// The pool whose threads serve the disk. `None`: the disk has its own threads.
     ///

@@ -11,6 +11,10 @@ use std::sync::Arc;
 pub struct DiskFilters(Vec<Arc<dyn Filter>>);
 
 impl DiskFilters {
+    /// Creates the list of a disk's filters.
+    ///
+    /// # Errors
+    /// If more than one of the filters is an overlay (`cow`).
     pub fn new(filters: Vec<Arc<dyn Filter>>) -> Result<DiskFilters, String> {
         let cows = filters.iter().filter(|filter| is_cow(filter)).count();
         match cows {
@@ -54,6 +58,7 @@ impl DiskFilters {
         around.fold(disk, |disk, filter| wrap(disk, filter.clone()))
     }
 
+    /// Returns the filters, from the one nearest to the user inwards.
     pub fn info(&self) -> Vec<FilterInfo> {
         self.0.iter().map(|filter| info(&**filter)).collect()
     }
@@ -120,7 +125,9 @@ pub fn position_of_filter(names: &[&str], name: &str) -> Result<usize, String> {
 /// A filter with those of its options that differ from their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FilterInfo {
+    /// Name of the filter's kind.
     pub name: String,
+    /// Values by option name.
     pub options: BTreeMap<String, String>,
     /// Total time in ns for which its workers have held requests back, if that is counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -101,6 +101,7 @@ impl StoredImage {
         })
     }
 
+    /// Returns the location of the image.
     pub fn location(&self) -> &Location {
         &self.location
     }

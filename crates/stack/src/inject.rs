@@ -35,7 +35,9 @@ pub enum Place {
 /// `PLACE=DELAY`, such as `storage=100ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
+    /// Place at which requests are delayed.
     pub place: Place,
+    /// Time for which every other request or notification waits, at most 10 s.
     pub delay: Duration,
 }
 
@@ -64,10 +66,15 @@ impl FromStr for Injection {
 /// Statistics of the injected delays as measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Injected {
+    /// Place at which requests were delayed.
     pub place: Place,
+    /// Number of measured delays, at least 1.
     pub count: usize,
+    /// Shortest delay in nanoseconds.
     pub min_ns: f64,
+    /// Median of the delays in nanoseconds.
     pub p50_ns: f64,
+    /// Longest delay in nanoseconds.
     pub max_ns: f64,
 }
 
@@ -95,6 +102,7 @@ pub struct Injector {
 }
 
 impl Injector {
+    /// Creates the state of an injection, with no delays measured yet.
     pub fn new(injection: Injection) -> Arc<Injector> {
         Arc::new(Injector {
             injection,

@@ -78,6 +78,7 @@ impl KeySource {
         }
     }
 
+    /// Returns the path, to be changed, if the key is in a file.
     pub fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match self {
             KeySource::File(path) => Some(path),
@@ -167,6 +168,7 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
+    /// Creates a key ring. Keys are read at their first use.
     pub fn new(sources: Vec<KeySource>) -> KeyRing {
         KeyRing {
             sources,
@@ -174,6 +176,7 @@ impl KeyRing {
         }
     }
 
+    /// Returns whether the ring has no sources, so that no image can be unlocked.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
     }

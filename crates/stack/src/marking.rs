@@ -32,6 +32,7 @@ impl MarkedImage {
         }
     }
 
+    /// Returns the location of the image.
     pub fn location(&self) -> &Location {
         &self.location
     }

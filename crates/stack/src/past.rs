@@ -60,6 +60,7 @@ impl Past {
         }
     }
 
+    /// Returns the size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.grid.size
     }
@@ -204,6 +205,7 @@ impl Past {
         self.news.notify_all();
     }
 
+    /// Returns whether the past has ended, so that writes no longer wait.
     #[inline]
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::SeqCst)

@@ -15,6 +15,7 @@ pub struct PoolOptions {
     pub threads: usize,
     /// The CPUs for the threads, divided among them; empty: any CPU.
     pub cpus: CpuList,
+    /// How long idle threads poll before they sleep.
     pub polling: Polling,
     /// The engine, which serves all disks of the pool.
     pub engine: EngineKind,

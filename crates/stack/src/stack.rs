@@ -29,6 +29,7 @@ pub enum Error {
     /// A description that is invalid.
     #[error("{0}")]
     Description(String),
+    /// The disk, or a file that the disk needs, cannot be opened.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -37,23 +38,31 @@ pub enum Error {
 ///
 /// Afterwards users wait only for missing blocks.
 pub struct Hold {
+    /// Latch whose opening resumes the users.
     pub latch: Latch,
+    /// Blocks that have not been copied to the disk yet. Requests for these blocks wait.
     pub missing: Arc<Missing>,
+    /// The disk without the hold, for a job.
     pub disk: Arc<dyn Disk>,
 }
 
 /// A disk with its workers.
 pub struct Stack {
+    /// Outermost layer of the disk, which the workers use.
     pub disk: Arc<dyn Disk>,
+    /// Format in the description, or [`Format::Raw`] if the description has none.
     pub format: Format,
     /// The file of the disk, if the disk is in a file.
     pub file: Option<Arc<FileDisk>>,
     /// The disk's image, if it has a format or is a part of its file.
     pub image: Option<Arc<ImageDisk>>,
+    /// Workers of the disk: threads of its own, or those of its pool.
     pub workers: Arc<[WorkerHandle]>,
+    /// Filters of the disk.
     pub filters: DiskFilters,
     /// The components that hand state over to a successor.
     pub parts: Parts,
+    /// Delays to inject. `None`: no delays.
     pub injector: Option<Arc<Injector>>,
     /// The tap, where writes are marked and may wait.
     pub tap: Arc<Tap>,
@@ -205,7 +214,9 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
 
 /// A disk that only a job uses, with the files that it has open.
 pub struct Unserved {
+    /// The disk, for which no workers run yet.
     pub disk: Arc<dyn Disk>,
+    /// Named files that the disk has open.
     pub files: Vec<UsedFile>,
     /// Makes all requests fail, if that is possible while the storage does not respond.
     pub halt: Option<Halt>,

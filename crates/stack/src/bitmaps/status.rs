@@ -3,6 +3,7 @@
 /// The status of a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BitmapStatus {
+    /// Name of the bitmap, which no other bitmap of the disk has.
     pub name: String,
     /// Bytes per bit.
     pub granularity: u64,
