@@ -43,6 +43,7 @@ impl BlkDevice {
         &self.serial
     }
 
+    /// Returns the maximum number of virtqueues that the driver may use.
     pub fn queues(&self) -> u16 {
         self.queues
     }
@@ -63,6 +64,8 @@ impl BlkDevice {
         self.writeback.load(Ordering::Acquire)
     }
 
+    /// Sets the configuration's `writeback` field: whether completed writes may be volatile until a
+    /// flush.
     pub fn set_writeback(&self, on: bool) {
         self.writeback.store(on, Ordering::Release);
     }

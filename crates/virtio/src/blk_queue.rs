@@ -47,10 +47,13 @@ pub struct QueueSetup {
 /// Reason why a queue cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
+    /// The rings of the queue are invalid.
     #[error("queue {index}: {source}")]
     Ring { index: u16, source: RingError },
+    /// The in-flight region does not fit the queue.
     #[error("queue {index}: {source}")]
     Inflight { index: u16, source: InflightError },
+    /// The dirty log does not cover the used ring.
     #[error("queue {index}: the dirty log does not cover its used ring at {addr:#x}")]
     Log { index: u16, addr: u64 },
 }

@@ -34,7 +34,9 @@ const SECTOR: u64 = 512;
     "the driver wrote {len} bytes to its disk's configuration at {offset:#x}; only writeback can be written"
 )]
 pub struct ConfigError {
+    /// Offset in the configuration space, in bytes.
     pub offset: u32,
+    /// Length of the write in bytes.
     pub len: usize,
 }
 

@@ -45,8 +45,10 @@ pub fn region_size(size: u16) -> usize {
 /// The region cannot belong to this queue.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InflightError {
+    /// The region has this version instead of 1.
     #[error("the in-flight region has version {0}; only version 1 is known")]
     Version(u16),
+    /// The region belongs to a queue of another size.
     #[error(
         "the in-flight region is that of a queue with {region} entries, \
          but the queue has {queue}"

@@ -42,10 +42,13 @@ unsafe impl Sync for GuestRegion {}
 /// Reason why a set of regions is rejected.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MemoryError {
+    /// A region has no bytes.
     #[error("memory region at guest address {gpa:#x} is empty")]
     Empty { gpa: u64 },
+    /// A region extends beyond the end of an address space.
     #[error("memory region at guest address {gpa:#x} wraps around the end of the address space")]
     Wraps { gpa: u64 },
+    /// Two regions have bytes in common.
     #[error("memory regions at guest addresses {first:#x} and {second:#x} overlap")]
     Overlap { first: u64, second: u64 },
 }
@@ -102,6 +105,7 @@ impl GuestMemory {
         self.poisoned.store(true, Ordering::Release);
     }
 
+    /// Returns whether the memory no longer matches the guest's. See [`GuestMemory::poison`].
     #[inline]
     pub fn is_poisoned(&self) -> bool {
         self.poisoned.load(Ordering::Acquire)

@@ -40,20 +40,28 @@ const USED_F_NO_NOTIFY: u16 = 1;
 /// Reason why a queue cannot run.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RingError {
+    /// The queue has this number of entries, which is too large or not a power of two.
     #[error("queue size {0} is not a power of two from 1 to {MAX_SIZE}")]
     Size(u16),
+    /// A part of the queue is not aligned as virtio requires.
     #[error("the {ring} at {addr:#x} is not {alignment}-byte aligned")]
     Alignment {
+        /// Name of the part: `descriptor table`, `avail ring` or `used ring`.
         ring: &'static str,
+        /// Address of the part in the front-end's address space.
         addr: u64,
+        /// Required alignment in bytes.
         alignment: u64,
     },
+    /// A part of the queue lies outside the guest's memory.
     #[error("the {ring} at {addr:#x} lies outside the guest's memory")]
     Outside { ring: &'static str, addr: u64 },
+    /// The driver claims more available heads than the queue has entries.
     #[error(
         "the driver's avail index jumped from {seen} to {avail}, past the queue's {size} entries"
     )]
     Jump { avail: u16, seen: u16, size: u16 },
+    /// The driver made a descriptor available that is not in the table.
     #[error("the driver made descriptor {head} available, of {size}")]
     Head { head: u16, size: u16 },
 }
@@ -61,8 +69,11 @@ pub enum RingError {
 /// Addresses of a queue's rings in the front-end's own address space.
 #[derive(Clone, Copy, Debug)]
 pub struct RingAddresses {
+    /// Address of the descriptor table.
     pub desc: u64,
+    /// Address of the avail ring.
     pub avail: u64,
+    /// Address of the used ring.
     pub used: u64,
 }
 
@@ -133,6 +144,7 @@ impl SplitQueue {
         Ok(queue)
     }
 
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.size
     }
@@ -142,6 +154,7 @@ impl SplitQueue {
         self.next_avail
     }
 
+    /// Sets the avail index of the next head to be popped, for a queue with a predecessor.
     pub fn set_next_avail(&mut self, index: u16) {
         self.next_avail = index;
     }
