@@ -56,14 +56,17 @@ impl StripeOptions {
 pub struct Archived {
     /// Address of the manifest.
     pub manifest: String,
-    /// Bytes of the disk, and bytes that were read from it.
+    /// Size of the disk in bytes.
     pub size: u64,
+    /// Number of bytes that were read from the disk.
     pub read: u64,
-    /// Stripes that were added, that the archive had already, and that are all zeroes.
+    /// Number of stripes that were added.
     pub new: u32,
+    /// Number of stripes that the archive had already.
     pub known: u32,
-    /// Stripes among the `new` ones that replaced damaged copies.
+    /// Number of stripes among the `new` ones that replaced damaged copies.
     pub repaired: u32,
+    /// Number of stripes that are all zeroes.
     pub zero: u32,
     /// Stored size in bytes of the added stripes.
     pub stored: u64,

@@ -31,7 +31,9 @@ pub struct CommitOptions {
     pub base: Option<PathBuf>,
     /// Keep the data in the committed image instead of emptying it.
     pub keep: bool,
+    /// Maximum transfer rate in bytes per second. `None`: no limit.
     pub rate: Option<u64>,
+    /// Cache mode for the image and the base image.
     pub cache: Cache,
     /// Directories in which the image may name files, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,

@@ -25,8 +25,11 @@ pub enum Comparison {
     /// Offset of the first sector that differs. `is_behind`: it lies beyond the end of the shorter
     /// disk.
     Content {
+        /// Offset of the sector in bytes.
         offset: u64,
+        /// Whether the disks have different sizes.
         sizes_differ: bool,
+        /// Whether the sector lies beyond the end of the shorter disk.
         is_behind: bool,
     },
     /// The sizes differ (only with `strict`).

@@ -23,6 +23,7 @@ use std::path::Path;
 /// Options for a conversion.
 #[derive(Clone, Debug)]
 pub struct ConvertOptions {
+    /// Target of the copy.
     pub target: TargetOptions,
     /// Maximum transfer rate in bytes per second.
     pub rate: Option<u64>,

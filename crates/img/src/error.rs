@@ -29,12 +29,18 @@ pub enum Error {
     /// Data of a disk cannot be read or written.
     #[error("{}: cannot {what} {len} bytes at offset {offset} of its disk: {}", path.display(), cause(source))]
     Data {
+        /// Path of the image, or location of the disk.
         path: PathBuf,
+        /// Operation that failed, as a verb for messages: `read`, `write` or `map`.
         what: &'static str,
+        /// Offset of the range on the disk, in bytes.
         offset: u64,
+        /// Length of the range in bytes.
         len: u64,
+        /// Error of the operation.
         source: io::Error,
     },
+    /// Data of a disk cannot be made durable.
     #[error("{}: cannot flush: {}", path.display(), cause(source))]
     Flush { path: PathBuf, source: io::Error },
     /// The target's file system is full.
@@ -43,6 +49,7 @@ pub enum Error {
     /// An object of an archive is not accessible or is invalid.
     #[error(transparent)]
     Archive(#[from] fathom_archive::Error),
+    /// No memory is available for a data buffer.
     #[error("no memory for a buffer: {}", cause(.0))]
     Memory(io::Error),
     /// The user has cancelled the job.

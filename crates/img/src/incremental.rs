@@ -29,7 +29,9 @@ pub struct IncrementalOptions {
     pub create: CreateOptions,
     /// Cache mode for writes to the new image.
     pub cache: Cache,
+    /// I/O engine for the new image.
     pub engine: EngineKind,
+    /// Compress the copied data.
     pub compress: bool,
     /// Maximum transfer rate in bytes per second.
     pub rate: Option<u64>,

@@ -17,10 +17,13 @@ use std::sync::Arc;
 pub struct OpenOptions {
     /// Format of the image. `None`: detect it.
     pub format: Option<Format>,
+    /// Open the image for reading only.
     pub read_only: bool,
     /// Allow other processes to write to those of the image's files that are opened read-only.
     pub force_share: bool,
+    /// Cache mode of the image's files.
     pub cache: Cache,
+    /// I/O engine that reads and writes the image.
     pub engine: EngineKind,
     /// Directories in which the image may name files, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,

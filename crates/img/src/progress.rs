@@ -30,6 +30,7 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
+    /// Creates the progress of a job, which reports to `watcher`. Setting `stop` cancels the job.
     pub fn new(watcher: &'a mut Watcher<'a>, stop: &'a AtomicBool) -> Progress<'a> {
         Progress {
             watcher,
@@ -68,6 +69,7 @@ impl<'a> Progress<'a> {
         });
     }
 
+    /// Reports a warning for the user, in one line.
     pub fn warn(&mut self, line: &str) {
         (self.watcher)(Event::Warning(line.to_owned()));
     }

@@ -29,7 +29,9 @@ pub struct RebaseOptions {
     pub only_name: bool,
     /// Compress the copied data (qcow2 only).
     pub compress: bool,
+    /// Cache mode for the image and its present backing chain.
     pub cache: Cache,
+    /// Cache mode for the new backing chain.
     pub backing_cache: Cache,
     /// Allow other processes to write to the old and the new backing files.
     pub force_share: bool,

@@ -23,11 +23,13 @@ pub struct TargetOptions {
     pub create: CreateOptions,
     /// Cache mode for writes to the target.
     pub cache: Cache,
+    /// I/O engine for the target.
     pub engine: EngineKind,
     /// The target exists already; only its data is replaced.
     pub no_create: bool,
     /// With `no_create`: the target reads as zeroes.
     pub target_is_zero: bool,
+    /// Compress the copied data, which only some formats support.
     pub compress: bool,
     /// Minimum length in bytes of zeroes that are not written as data. 0 writes all zeroes as data.
     pub sparse: u64,

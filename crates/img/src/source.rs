@@ -19,8 +19,11 @@ use std::sync::Arc;
 /// The source of a job.
 #[derive(Clone, Debug)]
 pub enum Source {
+    /// An image, or a disk without an image format.
     At {
+        /// Location of the image or disk.
         location: Location,
+        /// Options for opening the image or disk.
         open: OpenOptions,
     },
     /// Standard input. A pipe is first copied to an unnamed file.
