@@ -14,12 +14,16 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileId {
+    /// A file that is no block device.
     File {
+        /// Number of the device that contains the file (st_dev).
         device: u64,
+        /// Inode number (st_ino).
         inode: u64,
     },
     /// A block device, under any path.
     Device {
+        /// Number of the block device (st_rdev).
         number: u64,
     },
     /// An image that is not a file, by the identifier that its storage assigns.
@@ -27,6 +31,7 @@ pub enum FileId {
 }
 
 impl FileId {
+    /// Returns the identity of the file with this metadata.
     pub fn of(metadata: &Metadata) -> FileId {
         match metadata.file_type().is_block_device() {
             true => FileId::Device {
@@ -54,6 +59,7 @@ pub struct UsedFile {
     pub is_data: bool,
     /// The name by which the file was opened.
     pub path: PathBuf,
+    /// Identity of the file, to detect a replacement.
     pub id: FileId,
 }
 

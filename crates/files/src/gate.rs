@@ -35,9 +35,13 @@ pub enum Wanted {
     ///
     /// The file must be below the directory of `image`, or below one of the directories in `more`.
     Named {
+        /// Path of the disk's own image.
         image: PathBuf,
+        /// Permitted directories in addition to the directory of `image`.
         more: Vec<PathBuf>,
+        /// Path of the image in the backing chain that contains `name`.
         layer: PathBuf,
+        /// Name as it is written in `layer`, which need not be UTF-8.
         name: Vec<u8>,
     },
     /// A connection to an NBD server.
@@ -48,8 +52,11 @@ pub enum Wanted {
     Base { remote: String },
     /// A new trace file with this number of rings.
     Trace {
+        /// Path of the trace file.
         path: PathBuf,
+        /// Name of the traced disk.
         disk: String,
+        /// Number of rings: one for each worker of the disk.
         rings: usize,
     },
     /// The socket to which a disk's front-ends connect.
@@ -83,6 +90,7 @@ impl fmt::Display for Wanted {
 /// An opened resource.
 #[derive(Debug)]
 pub struct Got {
+    /// Descriptor of the opened file or socket.
     pub file: OwnedFd,
     /// The path of a file that was found by searching. For a [`Wanted::Place`], its lasting
     /// identity as text.
@@ -164,6 +172,7 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     read_link(own_path(&place(path)?))
 }
 
+/// Opens a file to append to, and creates the file if it does not exist.
 pub fn append(path: &Path) -> io::Result<File> {
     let path = path.to_owned();
     get(&Wanted::Append { path }, None).map(File::from)

@@ -21,7 +21,9 @@ const MAX_NESTED: usize = 4;
 /// Result of the comparison of two identities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sameness {
+    /// Both identities belong to the same file or device.
     Same,
+    /// The identities belong to different files or devices.
     Different,
     /// The identities prove neither.
     Unknown,

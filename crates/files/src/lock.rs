@@ -26,6 +26,7 @@ const PERMISSIONS: i64 = 5;
 /// How a process uses an image, and what it permits others.
 #[derive(Clone, Copy, Debug)]
 pub struct Use {
+    /// Whether the process writes to the image.
     pub writes: bool,
     /// Whether others may write to the image meanwhile.
     pub share: bool,
@@ -49,6 +50,7 @@ pub enum LockError {
     /// Names the process that holds the lock, if it is known.
     #[error("in use by {0}")]
     InUse(String),
+    /// The lock cannot be taken for another reason.
     #[error("cannot lock the file: {}", cause(.0))]
     Os(io::Error),
 }

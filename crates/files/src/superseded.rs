@@ -49,6 +49,7 @@ pub const ATTRIBUTE: &str = "user.fathom.superseded";
 pub struct Image<'a> {
     /// The image's name as the user knows it.
     pub location: &'a str,
+    /// The open file. `None`: the image is known only by its location.
     pub file: Option<&'a File>,
     /// Identifier of an image that is not a file.
     pub id: Option<&'a str>,
