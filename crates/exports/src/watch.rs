@@ -5,7 +5,9 @@ use std::sync::Arc;
 /// A client attached to a disk, or detached from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visit {
+    /// The client is now attached to the disk.
     Attached,
+    /// The client is no longer attached to the disk.
     Detached,
 }
 

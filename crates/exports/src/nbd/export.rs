@@ -84,6 +84,7 @@ impl Export {
         }
     }
 
+    /// Returns the name by which clients select the export.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -176,6 +177,10 @@ pub struct Exports(Mutex<Vec<Arc<Export>>>);
 pub struct SameName(pub String);
 
 impl Exports {
+    /// Creates a list of exports.
+    ///
+    /// # Errors
+    /// If two exports have the same name.
     pub fn new(list: Vec<Export>) -> Result<Exports, SameName> {
         let exports = Exports::default();
         list.into_iter()

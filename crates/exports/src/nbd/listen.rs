@@ -18,14 +18,20 @@ use std::path::PathBuf;
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
+    /// Path of a Unix socket.
     Unix(PathBuf),
     /// Host name or IP address; an empty host stands for all addresses of this machine.
     Tcp {
+        /// Name or IP address without brackets.
         host: String,
+        /// TCP port.
         port: u16,
     },
+    /// Address of a socket for virtual machines (vsock(7)).
     Vsock {
+        /// Context identifier (CID); VMADDR_CID_ANY for all CIDs of this machine.
         cid: u32,
+        /// Port number.
         port: u32,
     },
     /// A listening socket inherited as this file descriptor.

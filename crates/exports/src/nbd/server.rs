@@ -80,10 +80,13 @@ impl Default for Options {
 pub struct ConnectionInfo {
     /// The client: an address or a process.
     pub peer: String,
+    /// Name of the export.
     pub export: String,
     /// Index of the worker among the disk's workers.
     pub worker: usize,
+    /// Whether the connection uses TLS.
     pub encrypted: bool,
+    /// Time at which the client connected.
     pub since: Instant,
 }
 
@@ -103,6 +106,7 @@ pub(super) struct Shared {
 }
 
 impl NbdServer {
+    /// Creates a server. [`NbdServer::serve`] accepts clients. Fails if no eventfd can be created.
     pub fn new(exports: Exports, options: Options) -> io::Result<NbdServer> {
         Ok(NbdServer {
             shared: Arc::new(Shared {

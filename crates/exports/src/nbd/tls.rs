@@ -36,6 +36,7 @@ impl Tls {
         })
     }
 
+    /// Returns which clients must use TLS.
     pub fn mode(&self) -> Mode {
         self.mode
     }

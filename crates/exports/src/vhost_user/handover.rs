@@ -90,6 +90,7 @@ type Halted = Result<Vec<u16>, String>;
 pub struct Frozen {
     /// The state to hand over, with its files.
     pub state: Option<ExportState>,
+    /// Files to which the state refers by their indexes.
     pub descriptors: Descriptors,
     orders: Sender<Order>,
 }

@@ -49,6 +49,7 @@ pub struct Options {
     pub wrap: Option<WrapSource>,
     /// Timeout for the rest of a message, and for the first message when another front-end waits.
     pub patience: Duration,
+    /// Callback for each front-end that attaches or detaches.
     pub watch: Option<Watch>,
 }
 
@@ -202,6 +203,7 @@ impl VhostUser {
         &self.shared.device
     }
 
+    /// Returns the state of the export at this moment.
     pub fn status(&self) -> Status {
         *self.shared.status.lock()
     }

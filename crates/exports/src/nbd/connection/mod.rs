@@ -69,6 +69,7 @@ pub struct Stream {
 /// Result of the handshake's negotiation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agreed {
+    /// Kind of the headers of requests and replies.
     pub replies: Replies,
     /// Id of `base:allocation`, if the client has selected it.
     pub allocation_context: Option<u32>,
@@ -89,14 +90,18 @@ pub struct ExportView {
     pub minimum_block: u32,
     /// Preferred block size in bytes.
     pub preferred_block: u32,
+    /// Whether commands that change the disk are rejected.
     pub read_only: bool,
     /// Writes are volatile until a flush, unless they carry FUA.
     pub write_cache: bool,
+    /// Limits of NBD_CMD_TRIM. `None`: the disk does not support the command.
     pub discard: Option<RangeLimits>,
+    /// Limits of NBD_CMD_WRITE_ZEROES. `None`: the disk does not support the command.
     pub write_zeroes: Option<RangeLimits>,
 }
 
 impl ExportView {
+    /// Returns the view of a disk with these properties. `name` is the name of the export.
     pub fn new(name: &str, info: &DiskInfo) -> ExportView {
         ExportView {
             name: name.to_owned(),
@@ -366,6 +371,7 @@ impl NbdSource {
         &self.socket
     }
 
+    /// Returns whether the connection uses TLS.
     pub fn is_encrypted(&self) -> bool {
         self.tls.is_some()
     }
