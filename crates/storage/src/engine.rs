@@ -27,6 +27,7 @@ use std::sync::Once;
 /// The engine of a worker, named as in QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EngineKind {
+    /// The kernel's io_uring.
     #[default]
     IoUring,
     /// Linux AIO.
@@ -36,8 +37,10 @@ pub enum EngineKind {
 }
 
 impl EngineKind {
+    /// All engines, the default first.
     pub const ALL: [EngineKind; 3] = [EngineKind::IoUring, EngineKind::Native, EngineKind::Threads];
 
+    /// Returns the name of the engine, as in QEMU.
     pub fn name(self) -> &'static str {
         match self {
             EngineKind::IoUring => "io_uring",

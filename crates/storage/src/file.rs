@@ -54,8 +54,10 @@ pub enum Cache {
 }
 
 impl Cache {
+    /// All cache modes, the default first.
     pub const ALL: [Cache; 3] = [Cache::None, Cache::Writeback, Cache::Writethrough];
 
+    /// Returns the name of the mode, as in QEMU.
     pub fn name(self) -> &'static str {
         match self {
             Cache::None => "none",
@@ -99,7 +101,9 @@ pub enum OnSuperseded {
 /// Options for opening a file.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
+    /// Cache mode of the file.
     pub cache: Cache,
+    /// Whether the file is opened for reading only.
     pub read_only: bool,
     /// Whether to read an image that others have locked for writing. Needs `read_only`.
     pub force_share: bool,

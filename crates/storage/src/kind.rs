@@ -14,6 +14,7 @@ use std::sync::Arc;
 /// A kind of storage: its description for users, and how its disks are parsed and opened.
 #[derive(Debug)]
 pub struct Kind {
+    /// Name of the kind, such as `file` or `nbd`.
     pub name: &'static str,
     /// Syntax of its disks' locations; alternatives are separated by commas.
     pub form: &'static str,
@@ -94,7 +95,9 @@ pub(crate) trait Place: fmt::Display + Send + Sync {
 /// Options for opening a disk of any kind. Each kind uses those that concern it.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
+    /// Cache mode of the disk.
     pub cache: Cache,
+    /// Whether the disk is opened for reading only.
     pub read_only: bool,
     /// Whether the guest may discard.
     pub discard: bool,
@@ -137,6 +140,7 @@ pub const PART: &str = "storage";
 
 /// An open disk.
 pub struct Opened {
+    /// The disk, which is not activated yet.
     pub disk: Arc<dyn Disk>,
     /// The disk as a file, if it is one.
     pub file: Option<Arc<FileDisk>>,

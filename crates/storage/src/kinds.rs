@@ -56,6 +56,7 @@ impl Location {
         }
     }
 
+    /// Returns the kind of storage that the location names.
     pub fn kind(&self) -> &'static Kind {
         self.kind
     }

@@ -83,6 +83,7 @@ const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
 /// Options for using an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdOptions {
+    /// Whether the export is only read, even if the server permits writes.
     pub read_only: bool,
     /// Whether the guest may discard.
     pub discard: bool,

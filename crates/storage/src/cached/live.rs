@@ -85,10 +85,15 @@ impl LiveMap {
         unsafe { slice::from_raw_parts(self.start.add(skipped), self.stripes as usize) }
     }
 
+    /// Returns the number of stripes of the image.
     pub fn stripes(&self) -> u32 {
         self.stripes
     }
 
+    /// Returns whether the stripe is in the cache.
+    ///
+    /// # Panics
+    /// If the image has no stripe with this number.
     #[inline]
     pub fn has(&self, stripe: u32) -> bool {
         self.words()[stripe as usize].load(Ordering::Acquire) % 2 == 1

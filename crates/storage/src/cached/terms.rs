@@ -86,6 +86,7 @@ impl fmt::Display for FetchRate {
 pub struct Terms {
     /// Location from which the image is fetched, as users write it.
     pub remote: String,
+    /// How the image is cached on this host.
     pub cache: CacheTerms,
     /// Sandbox of the keeper, as users write it.
     pub sandbox: String,
@@ -95,6 +96,7 @@ pub struct Terms {
 const NAME: usize = 48;
 
 impl Terms {
+    /// Creates the terms of an image whose keeper has the sandbox `on`.
     pub fn new(remote: String, cache: CacheTerms) -> Terms {
         let sandbox = "on".into();
         Terms {

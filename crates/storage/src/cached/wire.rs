@@ -27,6 +27,7 @@ pub const MAX_WANTED: usize = 1 << 15;
 /// A run of stripes: the first one, and their number.
 pub type Run = (u32, u32);
 
+/// Message from a user of the image to its keeper.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToKeeper {
     /// Fetch these stripes as soon as possible.
@@ -36,6 +37,7 @@ pub enum ToKeeper {
     Used(Vec<Run>),
 }
 
+/// Message from the keeper to a user of the image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromKeeper {
     /// First message: with the file descriptors of the data and of the live map.
@@ -65,7 +67,9 @@ pub struct Identity {
 /// Geometry of a base image. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Geometry {
+    /// Version of the keeper's protocol. Only [`VERSION`] is accepted.
     pub version: u32,
+    /// Size of the image.
     pub size: u64,
     /// Stripe size; a power of two.
     pub stripe: u64,
@@ -75,6 +79,7 @@ pub struct Geometry {
 pub const MAX_STRIPES: u64 = 1 << 26;
 
 impl Geometry {
+    /// Returns the number of stripes, of which the last may be shorter than the others.
     pub fn stripes(&self) -> u64 {
         self.size.div_ceil(self.stripe)
     }

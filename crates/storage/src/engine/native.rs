@@ -42,6 +42,10 @@ pub struct Native {
 }
 
 impl Native {
+    /// Creates the engine.
+    ///
+    /// # Errors
+    /// If the AIO context or a file descriptor cannot be created.
     pub fn new() -> io::Result<Native> {
         let (epoll, pool) = (Epoll::new()?, Pool::new()?);
         let event = EventNotifier::new()?;

@@ -23,6 +23,10 @@ pub struct Threads {
 }
 
 impl Threads {
+    /// Creates the engine.
+    ///
+    /// # Errors
+    /// If a file descriptor cannot be created.
     pub fn new() -> io::Result<Threads> {
         let (pool, epoll) = (Pool::new()?, Epoll::new()?);
         epoll.watch(pool.event(), Token::ENGINE)?;
