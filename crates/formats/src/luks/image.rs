@@ -8,6 +8,7 @@ use fathom_files::ImageFile;
 /// The header of a LUKS image, and the size of its disk.
 #[derive(Clone, Debug)]
 pub struct LuksImage {
+    /// The LUKS header, version 1 or 2.
     pub header: fathom_luks::Header,
     /// Size of the disk in bytes, in whole sectors of the encryption.
     pub size: u64,

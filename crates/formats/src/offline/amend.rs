@@ -18,6 +18,7 @@ use std::collections::HashSet;
 pub struct Changes {
     /// Version of the format: 2 or 3.
     pub version: Option<u32>,
+    /// Whether updates of refcounts may be postponed, which only version 3 supports.
     pub lazy_refcounts: Option<bool>,
     /// Width of refcounts in bits: a power of two, at most 64.
     pub refcount_bits: Option<u64>,

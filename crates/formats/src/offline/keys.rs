@@ -15,6 +15,7 @@ use fathom_luks::{Change, Effort, Header, Passphrase, SlotDescription};
 pub enum Slot {
     /// All slots that this passphrase unlocks.
     Of(Passphrase),
+    /// The slot with this number.
     Number(u32),
 }
 

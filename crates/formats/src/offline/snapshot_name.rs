@@ -10,7 +10,9 @@ pub enum SnapshotName {
     IdOrName(String),
     /// The snapshot with this ID and this name. `None` matches any.
     Exact {
+        /// ID of the snapshot.
         id: Option<String>,
+        /// Name of the snapshot.
         name: Option<String>,
     },
 }

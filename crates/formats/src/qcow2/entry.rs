@@ -94,8 +94,11 @@ pub enum Cluster {
     /// Each subcluster has its own state; bit n is the state of subcluster n. No bit is set in both
     /// masks. `allocated` is 0 if there is no host cluster.
     Subclusters {
+        /// Offset of the host cluster, if one exists.
         host: Option<HostOffset>,
+        /// Mask of the subclusters whose data is in the host cluster.
         allocated: u32,
+        /// Mask of the subclusters that read as zeroes.
         zero: u32,
     },
 }

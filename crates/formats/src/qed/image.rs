@@ -8,6 +8,7 @@ use fathom_files::{ImageFile, read_up_to};
 /// The header of a QED image, and the name of its backing file.
 #[derive(Clone, Debug)]
 pub struct QedImage {
+    /// The header, whose values are valid.
     pub header: Header,
     /// The name as stored in the image.
     pub backing_file: Option<Vec<u8>>,

@@ -12,7 +12,9 @@ pub const DEFAULT_METADATA_CACHE: u64 = 32 << 20;
 /// Options for serving an image.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
+    /// Format of the image.
     pub format: Format,
+    /// Whether the image is opened for reading only.
     pub read_only: bool,
     /// Whether the guest may discard, and freed clusters are discarded in the file.
     pub discard: bool,

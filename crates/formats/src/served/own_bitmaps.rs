@@ -28,6 +28,7 @@ use std::sync::atomic::Ordering;
 /// An enabled bitmap of an image, or one to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnBitmap {
+    /// Name of the bitmap in the image.
     pub name: String,
     /// Bytes of the disk per bit.
     pub granularity: u64,

@@ -17,6 +17,7 @@ use std::sync::Arc;
 pub struct ChainImage {
     /// Path of the image's file.
     pub path: PathBuf,
+    /// Format of the image.
     pub format: Format,
     /// Size in bytes of the disk that this image and its backing images form.
     pub size: u64,

@@ -10,6 +10,7 @@ use std::time::Duration;
 pub struct Encryption {
     /// Whether guest data is encrypted. Always true for a luks image.
     pub is_wanted: bool,
+    /// Parameters of the LUKS header.
     pub luks: fathom_luks::Options,
 }
 

@@ -32,6 +32,7 @@ struct Known {
 }
 
 impl Keys {
+    /// Creates keys from passphrases. Volume keys are derived at their first use.
     pub fn new(passphrases: Vec<Passphrase>) -> Keys {
         Keys {
             passphrases: passphrases.into(),
