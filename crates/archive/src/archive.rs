@@ -39,6 +39,7 @@ impl Image {
         })
     }
 
+    /// Returns the manifest of the image.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -149,6 +150,7 @@ fn above_url(url: &Url) -> Option<Url> {
 /// An image in the list of an archive's images.
 #[derive(Debug)]
 pub struct ListedImage {
+    /// Name of the image in the archive.
     pub name: String,
     /// Summary of the image's manifest, or the error that prevented reading it.
     pub summary: Result<Summary, Error>,
@@ -161,8 +163,9 @@ pub struct Summary {
     pub size: u64,
     /// Size of a stripe in bytes.
     pub stripe_size: u32,
-    /// Number of stripes; `data` is how many of them are not all zeroes.
+    /// Number of stripes.
     pub stripes: u32,
+    /// Number of stripes that are not all zeroes.
     pub data: u32,
     /// Creation time in seconds of the Unix clock.
     pub made: u64,

@@ -8,6 +8,7 @@ use std::io;
 /// `what` is the address of the archive or the object.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The archive or the object does not exist.
     #[error("{what}: not found; check the name")]
     NotFound { what: String },
     /// The object has been replaced or modified since it was opened.
@@ -15,6 +16,7 @@ pub enum Error {
         "{what}: changed since it was opened; open it again, or use a copy that does not change"
     )]
     Changed { what: String },
+    /// The contents of the object are damaged.
     #[error("{what}: damaged, so not used: {problem}")]
     Corrupt { what: String, problem: String },
     /// The server cannot be reached. A retry may succeed.
@@ -26,6 +28,7 @@ pub enum Error {
     /// The address is invalid, or what it names cannot be used.
     #[error("{what}: {problem}")]
     Unusable { what: String, problem: String },
+    /// An object already exists at the address.
     #[error("{what}: already exists")]
     Exists { what: String },
     /// The local file system reported an error.

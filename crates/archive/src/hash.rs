@@ -8,8 +8,10 @@ use std::fmt;
 pub struct Hash(pub [u8; 32]);
 
 impl Hash {
+    /// Length of a hash in bytes.
     pub const LEN: usize = 32;
 
+    /// Returns the hash of these bytes.
     pub fn of(bytes: &[u8]) -> Hash {
         Hash(*blake3::hash(bytes).as_bytes())
     }

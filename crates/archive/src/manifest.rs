@@ -114,6 +114,7 @@ impl Manifest {
         is_right && bytes.len() == self.len_of(index)
     }
 
+    /// Returns the manifest in its binary form, as this module's documentation defines it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let counts = [self.stripes.len() as u32, self.profile.len() as u32];
         let mut bytes = Vec::with_capacity(len(counts) as usize);

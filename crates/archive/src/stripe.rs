@@ -26,6 +26,7 @@ const LEVEL: i32 = 3;
 /// An encoded stripe, ready to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
+    /// Hash of the stripe before its encoding, from which the object's name is derived.
     pub hash: Hash,
     /// Contents of the object to store.
     pub object: Vec<u8>,

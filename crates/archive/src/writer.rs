@@ -29,6 +29,7 @@ pub struct Writer {
 /// The result of [`Writer::put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Put {
+    /// Hash of the stripe, to be listed in the manifest.
     pub hash: Hash,
     /// Number of bytes stored; `None` if the archive already contains the stripe.
     pub stored: Option<u64>,
