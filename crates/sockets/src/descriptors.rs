@@ -32,14 +32,17 @@ impl Descriptors {
         Descriptors(self.0.drain(..count).collect())
     }
 
+    /// Adds the files of another list at the end.
     pub fn append(&mut self, mut more: Descriptors) {
         self.0.append(&mut more.0);
     }
 
+    /// Returns the number of files, including those that were taken.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
+    /// Returns whether no file was ever added.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -24,6 +24,7 @@ pub struct InheritedError {
 pub struct Wanted {
     /// Option that names the socket.
     pub option: &'static str,
+    /// Address families that the socket may have.
     pub families: &'static [AddressFamily],
     /// Kind of the socket for messages, such as "Unix stream socket".
     pub kind: &'static str,

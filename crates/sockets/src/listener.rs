@@ -53,31 +53,43 @@ impl Access {
 /// A socket cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
+    /// Another process listens at the path.
     #[error("{}: in use by {by}; {}", path.display(), occupant::remedy(by, "path"))]
     InUse { path: PathBuf, by: String },
+    /// Another process uses the address.
     #[error("{address}: in use by {by}; {}", occupant::remedy(by, "port"))]
     AddressInUse { address: String, by: String },
+    /// This path exists and is not a socket.
     #[error("{}: exists and is not a socket; remove it, or choose another path", .0.display())]
     NotASocket(PathBuf),
+    /// The directory of this path does not exist.
     #[error(
         "{}: no such directory: {}; create it, or choose another path",
         .0.display(),
         .0.parent().unwrap_or(Path::new("")).display()
     )]
     NoDirectory(PathBuf),
+    /// This path is longer than the address of a Unix socket can be.
     #[error("{}: longer than 107 bytes, the limit of a socket's path", .0.display())]
     TooLong(PathBuf),
+    /// A system call for a socket with a path failed.
     #[error("{}: {what}: {}", path.display(), cause(source))]
     Io {
+        /// Path of the socket.
         path: PathBuf,
+        /// Description of the failure, such as `cannot bind a socket`.
         what: &'static str,
+        /// Error of the system call.
         source: io::Error,
     },
     /// At an address that is not a path.
     #[error("{address}: {what}: {}", cause(source))]
     Address {
+        /// Address as text.
         address: String,
+        /// Description of the failure, such as `cannot bind a socket`.
         what: &'static str,
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -150,6 +162,7 @@ impl Listener {
         accept_with(&self.socket, SocketFlags::CLOEXEC)
     }
 
+    /// Makes [`Listener::accept`] return EAGAIN if no client waits.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         Ok(rustix::io::ioctl_fionbio(&self.socket, true)?)
     }
@@ -221,6 +234,7 @@ impl Bound {
         }
     }
 
+    /// Returns the path. `None`: the socket need not be removed.
     pub fn path(&self) -> Option<&Path> {
         self.0.as_ref().map(|(path, ..)| path.as_path())
     }
