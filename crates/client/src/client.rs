@@ -75,18 +75,22 @@ impl Client {
         Call::new(self, Method::GET, place)
     }
 
+    /// Returns a PUT request. `place` is as for [`Client::get`].
     pub fn put(&self, place: &[&str]) -> Call<'_> {
         Call::new(self, Method::PUT, place)
     }
 
+    /// Returns a POST request. `place` is as for [`Client::get`].
     pub fn post(&self, place: &[&str]) -> Call<'_> {
         Call::new(self, Method::POST, place)
     }
 
+    /// Returns a PATCH request. `place` is as for [`Client::get`].
     pub fn patch(&self, place: &[&str]) -> Call<'_> {
         Call::new(self, Method::PATCH, place)
     }
 
+    /// Returns a DELETE request. `place` is as for [`Client::get`].
     pub fn delete(&self, place: &[&str]) -> Call<'_> {
         Call::new(self, Method::DELETE, place)
     }
@@ -157,11 +161,13 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// Adds a header.
     pub fn header(mut self, name: &'static str, value: &'static str) -> Call<'a> {
         self.headers.push((name, value));
         self
     }
 
+    /// Sets the body of the request to this value in JSON.
     pub fn json(mut self, body: &impl Serialize) -> Call<'a> {
         self.body = Some(serde_json::to_vec(body));
         self

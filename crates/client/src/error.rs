@@ -11,29 +11,41 @@ const ENDING: &str = "urn:fathom:problem:ending";
 /// An error of a request. The text is one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
+    /// No server listens at this location.
     #[error("{0}: no server listens there; start one with 'fathom serve', or name another socket")]
     NotRunning(String),
+    /// The user may not connect to the server at this location.
     #[error(
         "{0}: no permission to connect; use sudo, or start the server with an --api-group that has you"
     )]
     Denied(String),
+    /// The connection cannot be established, or its TLS session fails.
     #[error("{server}: {what}: {}", cause(source))]
     Io {
+        /// Location of the server.
         server: String,
+        /// Description of the failure, such as `cannot connect`.
         what: &'static str,
+        /// Cause of the failure.
         source: io::Error,
     },
+    /// The server at this location closed the connection before it replied.
     #[error("{0}: the server closed the connection; see its log")]
     Closed(String),
+    /// The server did not reply before the timeout.
     #[error("{server}: no reply within {after:?}; the server may be busy or stopped")]
     Late { server: String, after: Duration },
+    /// The reply from this location is not that of a Fathom server.
     #[error("{0}: not a fathom server")]
     NotFathom(String),
     /// The server replied with an error: its text, the HTTP status, and the kind of the problem.
     #[error("{text}")]
     Refused {
+        /// HTTP status. 400 if this client cannot express the request in JSON.
         status: u16,
+        /// Type of the problem, a URN; empty if the reply has none.
         kind: String,
+        /// Message for the user.
         text: String,
     },
 }
