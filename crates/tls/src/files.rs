@@ -43,6 +43,7 @@ impl ClientFiles {
         }
     }
 
+    /// Returns the paths of all files, the trusted authorities first.
     pub fn all(self) -> impl Iterator<Item = PathBuf> {
         let own = self.own.into_iter().flat_map(|(cert, key)| [cert, key]);
         self.authorities.into_iter().chain(own)
@@ -52,26 +53,35 @@ impl ClientFiles {
 /// Why TLS cannot be used; one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
+    /// A file cannot be read, or is not valid PEM.
     #[error("{}: cannot read the file: {}", path.display(), cause(source))]
     Unreadable { path: PathBuf, source: pem::Error },
+    /// The system has no certificates of trusted authorities.
     #[error(
         "no certificates of this system's authorities found; name a directory with ca-cert.pem \
          by tls-certificates=DIR"
     )]
     NoAuthorities,
+    /// This text is not a name that a certificate can have.
     #[error(
         "'{0}' is not a name that a server's certificate can have; name the server by \
          tls-hostname=NAME"
     )]
     BadName(String),
+    /// This file contains no certificate.
     #[error("{}: contains no certificate", .0.display())]
     NoCertificate(PathBuf),
+    /// A file of trusted authorities cannot be used.
     #[error("{}: unusable certificate: {problem}", path.display())]
     BadCertificate { path: PathBuf, problem: String },
+    /// The certificate and the key do not belong together, or one of them is unsupported.
     #[error("certificate {} and key {} are unusable: {problem}", cert.display(), key.display())]
     BadPair {
+        /// Path of the certificate.
         cert: PathBuf,
+        /// Path of the key.
         key: PathBuf,
+        /// Reason, for the user.
         problem: String,
     },
 }

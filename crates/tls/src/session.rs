@@ -22,6 +22,7 @@ pub struct Session {
 
 /// Result of decrypting.
 pub enum Opened {
+    /// Number of decrypted bytes, at least 1.
     Bytes(usize),
     /// More bytes must be received first.
     Nothing,
@@ -30,6 +31,7 @@ pub enum Opened {
 }
 
 impl Session {
+    /// Creates the session of a connection whose handshake is complete.
     pub fn new(tls: Box<Connection>) -> Session {
         Session {
             tls,
@@ -48,6 +50,7 @@ impl Session {
         (self.start == self.end).then_some(all)
     }
 
+    /// Records that `len` bytes were received into the buffer of [`Session::room`].
     pub fn received(&mut self, len: usize) {
         (self.start, self.end) = (0, len);
     }
@@ -104,10 +107,12 @@ impl Session {
         Ok(())
     }
 
+    /// Returns the encrypted bytes that have not been sent.
     pub fn to_send(&self) -> &[u8] {
         &self.encrypted[self.sent..]
     }
 
+    /// Records that the first `bytes` bytes of [`Session::to_send`] have been sent.
     pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;
     }
