@@ -9,10 +9,13 @@ use std::time::Duration;
 /// The condition of an alarm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alarm {
+    /// Quantity that is compared with `time`.
     pub limit: Limit,
+    /// Duration above which the alarm is raised, more than zero and at most 24 h.
     pub time: Duration,
 }
 
+/// Quantity that an alarm observes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// A percentile, in thousandths, of the durations of an operation's requests in the last
@@ -63,7 +66,7 @@ impl FromStr for Alarm {
     }
 }
 
-/// As it is read.
+/// Formats the alarm as it is parsed, such as `p99=5ms`.
 impl fmt::Display for Alarm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.limit {
@@ -79,7 +82,7 @@ impl fmt::Display for Alarm {
     }
 }
 
-/// A percentile's.
+/// Returns the name of a percentile, such as `p99`; empty for an unsupported percentile.
 pub fn name_of(thousandths: u16) -> &'static str {
     let found = PERCENTILES.iter().find(|(_, known)| *known == thousandths);
     found.map_or("", |(name, _)| name)

@@ -49,6 +49,7 @@ pub fn line_of(text: &str, span: Range<usize>) -> String {
     format!(":{}", before.matches('\n').count() + 1)
 }
 
+/// Returns the name of the file without its extension; empty if the name is not UTF-8.
 pub fn stem(path: &Path) -> &str {
     let stem = path.file_stem().and_then(|stem| stem.to_str());
     stem.unwrap_or_default()

@@ -41,6 +41,7 @@ impl PoolSpec {
         })
     }
 
+    /// Returns the table of the configuration that has these options.
     pub fn of(options: &PoolOptions) -> PoolSpec {
         PoolSpec {
             threads: u16::try_from(options.threads).ok(),

@@ -9,6 +9,7 @@ use std::str::FromStr;
 /// Where front-ends connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SocketSpec {
+    /// Path at which the server creates a socket.
     Path(PathBuf),
     /// A listening socket inherited under this number.
     Fd(i32),

@@ -6,10 +6,15 @@ use serde::{Deserialize, Deserializer, Serializer, de};
 use std::fmt::Display;
 use std::str::FromStr;
 
+/// Writes the value as a string.
 pub fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(value)
 }
 
+/// Parses the value from a string.
+///
+/// # Errors
+/// If the input is not a string, or the string cannot be parsed.
 pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
@@ -17,10 +22,11 @@ pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     text.parse().map_err(de::Error::custom)
 }
 
-/// For fields that may be left out; they are, if they are `None`.
+/// Fields that may be absent or null, which stand for `None`.
 pub mod optional {
     use super::*;
 
+    /// Writes the value as a string, and `None` as null.
     pub fn serialize<T: Display, S: Serializer>(
         value: &Option<T>,
         to: S,
@@ -31,6 +37,10 @@ pub mod optional {
         }
     }
 
+    /// Parses the value from a string. Null is read as `None`.
+    ///
+    /// # Errors
+    /// If the input is neither a string nor null, or the string cannot be parsed.
     pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Option<T>, D::Error> {
@@ -48,14 +58,19 @@ pub mod optional {
     }
 }
 
-/// For several.
+/// Fields with a list of such values.
 pub mod list {
     use super::*;
 
+    /// Writes the values as a list of strings.
     pub fn serialize<T: Display, S: Serializer>(values: &[T], to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(values.iter().map(T::to_string))
     }
 
+    /// Parses each value of a list from a string.
+    ///
+    /// # Errors
+    /// If the input is not a list of strings, or a string cannot be parsed.
     pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Vec<T>, D::Error> {
