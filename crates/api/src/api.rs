@@ -40,6 +40,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// State of the API in a handover.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ApiState {
+    /// State of the listeners.
     #[serde(flatten)]
     pub sockets: SocketsState,
     /// Frequency of the clock of the metrics' buckets. None: as measured.

@@ -14,6 +14,7 @@ use utoipa::openapi::OpenApi;
 /// The server whose API this is. Methods return at once; the reply comes later, from another
 /// thread.
 pub trait Server: Send + Sync {
+    /// Sends a request to the server, which calls `responder` once with the reply.
     fn request(&self, request: Request, responder: Responder);
 
     /// Measures all disks.

@@ -25,6 +25,7 @@ pub enum Rights {
 }
 
 impl Groups {
+    /// Creates the groups. Members of `all` may do everything, and members of `read` may read.
     pub fn new(all: Option<Group>, read: Option<Group>) -> Groups {
         let id = |group: Option<Group>| group.map(|group| group.0);
         Groups {

@@ -81,6 +81,7 @@ impl ApiSockets {
         }))
     }
 
+    /// Returns the path of the Unix socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -218,6 +219,7 @@ fn access(groups: Groups) -> Access {
 /// Listeners of the API in the state of a handover.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SocketsState {
+    /// State of the listener of the Unix socket.
     #[serde(flatten)]
     pub listener: ListenerState,
     /// The listener for metrics by TCP.
