@@ -30,6 +30,7 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All kinds of threads.
     pub const ALL: [Kind; 10] = [
         Kind::Control,
         Kind::General,

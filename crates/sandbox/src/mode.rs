@@ -17,8 +17,10 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All modes, from the weakest to the strictest.
     pub const ALL: [Mode; 3] = [Mode::Off, Mode::Log, Mode::On];
 
+    /// Returns the name of the mode, as users write it.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Off => "off",

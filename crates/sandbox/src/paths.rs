@@ -15,6 +15,7 @@ const WANTED: ABI = ABI::V7;
 pub struct Allowed {
     /// The file or directory, opened in any way (O_PATH suffices).
     pub at: OwnedFd,
+    /// Operations that are allowed there.
     pub access: PathAccess,
 }
 

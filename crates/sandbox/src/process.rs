@@ -44,6 +44,7 @@ pub fn cage_server(mode: Mode) -> Report {
 /// A process that has all its resources, or receives them over its sockets.
 #[derive(Default)]
 pub struct Tenant {
+    /// Strictness of the sandbox.
     pub mode: Mode,
     /// User and group that the process changes to, in any mode. `None` keeps the current user.
     pub user: Option<(uid_t, gid_t)>,

@@ -6,7 +6,9 @@ use std::fmt;
 /// A part of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
+    /// Name of the part, such as `network` or `capabilities`.
     pub name: String,
+    /// Whether the part is in force; otherwise the part is missing.
     pub in_force: bool,
     /// Effect of the part, or why it is missing; a text for the user.
     pub why: String,
@@ -17,6 +19,7 @@ pub struct Part {
 pub struct Report {
     /// `off`, `log` or `on`.
     pub mode: String,
+    /// Parts that are in force or missing.
     pub parts: Vec<Part>,
 }
 
