@@ -5,15 +5,18 @@ use fathom_units::unknown_name;
 /// A filter as `fathom filters` lists it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct About {
+    /// Name of the filter, by which users select it.
     pub name: &'static str,
     /// Description of the filter, one line.
     pub what: &'static str,
+    /// Options of the filter, in the order of the help.
     pub options: &'static [Opt],
 }
 
 /// An option of a filter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Opt {
+    /// Name of the option.
     pub name: &'static str,
     /// Syntax of a value, with its unit.
     pub value: &'static str,

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 /// A filter around one disk, shared by all workers of the disk.
 pub trait Filter: Part {
+    /// Returns the description of the filter's kind.
     fn about(&self) -> &'static About;
 
     /// Returns the options that are not at their defaults, in the order of [`About::options`].

@@ -7,7 +7,9 @@ use std::str::FromStr;
 /// as in QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
+    /// Name of the filter's kind.
     pub name: String,
+    /// Names and values of the options, in the order of the text.
     pub options: Vec<(String, String)>,
 }
 

@@ -12,6 +12,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Description of the filter `cow`, by which other crates recognize it.
 pub static COW: &About = Cow::ABOUT;
 
 /// A filter that passes all requests on. The overlay is already in place below all filters, since
