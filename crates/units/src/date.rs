@@ -5,11 +5,17 @@ use std::fmt;
 /// A date and time of the civil calendar, in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Utc {
+    /// Year of the Gregorian calendar.
     pub year: u64,
+    /// Month, from 1 to 12.
     pub month: u64,
+    /// Day of the month, from 1 to 31.
     pub day: u64,
+    /// Hour, from 0 to 23.
     pub hour: u64,
+    /// Minute, from 0 to 59.
     pub minute: u64,
+    /// Second, from 0 to 59.
     pub second: u64,
 }
 
