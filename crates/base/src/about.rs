@@ -20,6 +20,7 @@ pub struct About {
     /// S3 endpoint, if the environment names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// Properties of the image.
     #[serde(flatten)]
     pub origin: Origin,
 }
@@ -37,6 +38,7 @@ pub struct Origin {
 }
 
 impl About {
+    /// Creates the description of a new cache, with the S3 endpoint of the environment.
     pub fn new(remote: &str, origin: Origin) -> About {
         About {
             format: FORMAT,

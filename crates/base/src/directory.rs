@@ -31,7 +31,9 @@ pub fn lock(place: &Path) -> io::Result<Option<File>> {
 /// A cache.
 #[derive(Clone, Debug)]
 pub struct Listed {
+    /// Description of the image in the cache.
     pub about: About,
+    /// Directory of the cache.
     pub place: PathBuf,
     /// Number of bytes that the data occupies in its file system.
     pub taken: u64,
