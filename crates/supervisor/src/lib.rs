@@ -85,6 +85,10 @@ pub struct Tenants {
 }
 
 impl Tenants {
+    /// Creates the host of all disks of tenants, with no tenants yet.
+    ///
+    /// # Errors
+    /// If the section `[tenants]` of the configuration is invalid.
     pub fn new(options: &ServeOptions) -> Result<Tenants, Error> {
         let bad = |problem| Error::Options(format!("[tenants]: {problem}"));
         options.tenancy.check().map_err(bad)?;
