@@ -48,6 +48,10 @@ pub trait Alarm: Send + Sync {
 pub struct Spare(OwnedFd);
 
 impl Spare {
+    /// Creates spare memory.
+    ///
+    /// # Errors
+    /// If no file in memory, or no page for it, can be allocated.
     pub fn new() -> io::Result<Spare> {
         let file = memfd_create("fathom-spare", MemfdFlags::CLOEXEC)?;
         // Allocates one page in advance, in case the kernel has no memory for more later.
