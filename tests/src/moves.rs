@@ -18,8 +18,11 @@ pub const SIZE: u64 = 512 << 20;
 /// The state of one host: its server, its guest, and its image.
 #[derive(Debug)]
 pub struct Stay {
+    /// The server, which exports the image to the guest.
     pub server: Server,
+    /// The guest, while it runs on this host.
     pub guest: Guest,
+    /// The disk's image on this host.
     pub image: Image,
 }
 
