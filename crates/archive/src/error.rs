@@ -10,30 +10,64 @@ use std::io;
 pub enum Error {
     /// The archive or the object does not exist.
     #[error("{what}: not found; check the name")]
-    NotFound { what: String },
+    NotFound {
+        /// Address of the archive or the object.
+        what: String,
+    },
     /// The object has been replaced or modified since it was opened.
     #[error(
         "{what}: changed since it was opened; open it again, or use a copy that does not change"
     )]
-    Changed { what: String },
+    Changed {
+        /// Address of the object.
+        what: String,
+    },
     /// The contents of the object are damaged.
     #[error("{what}: damaged, so not used: {problem}")]
-    Corrupt { what: String, problem: String },
+    Corrupt {
+        /// Address of the object.
+        what: String,
+        /// Description of the damage, for the user.
+        problem: String,
+    },
     /// The server cannot be reached. A retry may succeed.
     #[error("{what}: unreachable: {problem}; retry later")]
-    Unreachable { what: String, problem: String },
+    Unreachable {
+        /// Address of the archive or the object.
+        what: String,
+        /// Cause, for the user.
+        problem: String,
+    },
     /// The server does not accept the credentials.
     #[error("{what}: access denied: {problem}")]
-    Refused { what: String, problem: String },
+    Refused {
+        /// Address of the archive or the object.
+        what: String,
+        /// Reply of the server, and what to do, for the user.
+        problem: String,
+    },
     /// The address is invalid, or what it names cannot be used.
     #[error("{what}: {problem}")]
-    Unusable { what: String, problem: String },
+    Unusable {
+        /// The address, as shown to the user.
+        what: String,
+        /// Reason, and what to do, for the user.
+        problem: String,
+    },
     /// An object already exists at the address.
     #[error("{what}: already exists")]
-    Exists { what: String },
+    Exists {
+        /// Address of the object.
+        what: String,
+    },
     /// The local file system reported an error.
     #[error("{what}: {}", cause(source))]
-    Io { what: String, source: io::Error },
+    Io {
+        /// Path of the file or directory, or address of the object.
+        what: String,
+        /// Error of the system call.
+        source: io::Error,
+    },
 }
 
 impl Error {
