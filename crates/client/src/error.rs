@@ -34,7 +34,12 @@ pub enum ClientError {
     Closed(String),
     /// The server did not reply before the timeout.
     #[error("{server}: no reply within {after:?}; the server may be busy or stopped")]
-    Late { server: String, after: Duration },
+    Late {
+        /// Location of the server.
+        server: String,
+        /// Timeout of the request.
+        after: Duration,
+    },
     /// The reply from this location is not that of a Fathom server.
     #[error("{0}: not a fathom server")]
     NotFathom(String),
