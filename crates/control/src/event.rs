@@ -60,7 +60,10 @@ pub enum Event {
         found: Found,
     },
     /// The time of [`Effect::RetryAfter`] has passed.
-    RetryDue { disk: String },
+    RetryDue {
+        /// Name of the disk.
+        disk: String,
+    },
 }
 
 /// The kind of a host's work on a disk. The host works on a change and a removal of a disk at the
@@ -142,7 +145,12 @@ pub enum HostRequest {
         only_if: Condition,
     },
     /// Removes the disk. The reply is [`Done::Removed`].
-    Remove { force: bool, only_if: Condition },
+    Remove {
+        /// Whether to disconnect users; otherwise a disk in use is not removed.
+        force: bool,
+        /// Condition on the version of the disk; if it is not met, the host changes nothing.
+        only_if: Condition,
+    },
     /// Sets options of a filter. The reply is [`Done::FilterSet`].
     SetFilter {
         /// Name of the filter, with `#2` for the second filter of that name.
@@ -151,11 +159,24 @@ pub enum HostRequest {
         options: BTreeMap<String, String>,
     },
     /// Resizes the disk. The reply is [`Done::Resized`].
-    Resize { size: Option<u64>, shrink: bool },
+    Resize {
+        /// New size in bytes. `None`: the present size of the disk's file.
+        size: Option<u64>,
+        /// Whether the new size may be smaller than the present one.
+        shrink: bool,
+    },
     /// Opens the other image and holds the disk's users. The reply is [`Done::SwitchPrepared`].
-    BeginSwitch { to: SwitchTo, leave_bitmaps: bool },
+    BeginSwitch {
+        /// Image to which the disk is switched.
+        to: SwitchTo,
+        /// Whether the disk's dirty bitmaps may stay with the old image.
+        leave_bitmaps: bool,
+    },
     /// Resumes users, on the other image if `go`. The reply is [`Done::Switched`].
-    EndSwitch { go: bool },
+    EndSwitch {
+        /// Whether users continue on the other image; otherwise they continue on the old one.
+        go: bool,
+    },
     /// Returns the disk's options. The reply is [`Done::Options`].
     ShowOptions,
 }
