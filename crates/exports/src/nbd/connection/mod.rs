@@ -179,7 +179,10 @@ pub enum Ending {
     /// The client sent NBD_CMD_DISC.
     Disconnected,
     /// The client closed the socket without NBD_CMD_DISC, with this number of unanswered requests.
-    Vanished { unanswered: usize },
+    Vanished {
+        /// Number of requests without a reply.
+        unanswered: usize,
+    },
     /// The client violated the protocol, or the socket failed.
     Failed(String),
 }
