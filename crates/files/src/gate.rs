@@ -19,18 +19,38 @@ use std::sync::{Arc, OnceLock};
 #[serde(rename_all = "kebab-case")]
 pub enum Wanted {
     /// The regular file or block device at `path`.
-    Image { path: PathBuf, write: bool },
+    Image {
+        /// Path of the file or block device.
+        path: PathBuf,
+        /// Whether to open the file for writing, too.
+        write: bool,
+    },
     /// A file of any type at `path`, opened with O_PATH for inspection only.
-    Place { path: PathBuf },
+    Place {
+        /// Path of the file.
+        path: PathBuf,
+    },
     /// A new open file description of a file that is already open.
-    Again { write: bool },
+    Again {
+        /// Whether to open the file for writing, too.
+        write: bool,
+    },
     /// A file to append to, created if it does not exist.
-    Append { path: PathBuf },
+    Append {
+        /// Path of the file.
+        path: PathBuf,
+    },
     /// A file that only this program uses, opened for reading and writing, created if it does not
     /// exist.
-    Record { path: PathBuf },
+    Record {
+        /// Path of the file.
+        path: PathBuf,
+    },
     /// A new file without a name, in `dir`.
-    Unnamed { dir: PathBuf },
+    Unnamed {
+        /// Directory whose file system holds the new file.
+        dir: PathBuf,
+    },
     /// A file that a layer of `image` refers to as `name`, opened for reading.
     ///
     /// The file must be below the directory of `image`, or below one of the directories in `more`.
@@ -45,11 +65,24 @@ pub enum Wanted {
         name: Vec<u8>,
     },
     /// A connection to an NBD server.
-    Server { uri: String, patience_ms: u64 },
+    Server {
+        /// URI of the server's export.
+        uri: String,
+        /// Timeout for connecting, in milliseconds. The gate may use a shorter one.
+        patience_ms: u64,
+    },
     /// A file that a client of this NBD server needs for TLS.
-    Certificates { uri: String, path: PathBuf },
+    Certificates {
+        /// URI of the server's export, which determines the files that the client may read.
+        uri: String,
+        /// Path of the certificate or key.
+        path: PathBuf,
+    },
     /// A connection to the process that caches a base image.
-    Base { remote: String },
+    Base {
+        /// Location from which the image is fetched, as users write it.
+        remote: String,
+    },
     /// A new trace file with this number of rings.
     Trace {
         /// Path of the trace file.
@@ -60,7 +93,10 @@ pub enum Wanted {
         rings: usize,
     },
     /// The socket to which a disk's front-ends connect.
-    FrontEnds { disk: String },
+    FrontEnds {
+        /// Name of the disk.
+        disk: String,
+    },
 }
 
 /// Describes the resource for messages.
