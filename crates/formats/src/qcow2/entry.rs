@@ -85,10 +85,16 @@ pub enum Cluster {
     /// Reads go to the backing file.
     Unallocated,
     /// Reads return zeroes. A host cluster may be preallocated.
-    Zero { host: Option<HostOffset> },
+    Zero {
+        /// Offset of the preallocated host cluster, if one exists.
+        host: Option<HostOffset>,
+    },
     /// The whole cluster is at `host`, a multiple of the cluster size, in the image or in its
     /// external data file.
-    Data { host: HostOffset },
+    Data {
+        /// Offset of the host cluster.
+        host: HostOffset,
+    },
     /// The whole cluster is compressed. Compressed clusters are never written in place.
     Compressed(Compressed),
     /// Each subcluster has its own state; bit n is the state of subcluster n. No bit is set in both

@@ -27,7 +27,12 @@ pub enum Extension {
     /// The name of the external data file.
     DataFile(Vec<u8>),
     /// Any other extension.
-    Unknown { kind: u32, data: Vec<u8> },
+    Unknown {
+        /// Type number of the extension.
+        kind: u32,
+        /// Data of the extension, without padding.
+        data: Vec<u8>,
+    },
 }
 
 /// The bitmaps extension.

@@ -114,7 +114,10 @@ pub enum Cluster {
     /// The cluster reads as zeroes.
     Zero,
     /// The data is at that offset of the file.
-    Data { host: HostOffset },
+    Data {
+        /// Offset of the cluster in the file.
+        host: HostOffset,
+    },
 }
 
 impl Cluster {

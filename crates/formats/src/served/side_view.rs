@@ -41,7 +41,12 @@ pub enum SideViewKind {
     /// Two side views. The first is the image at depth `base`, as for `Below`. The second is only
     /// read: the image at depth `top`, from 1 to less than `base`, with all images below it. The
     /// header of the image above `top` can be written.
-    Between { top: usize, base: usize },
+    Between {
+        /// Depth of the image that the second view reads.
+        top: usize,
+        /// Depth of the image that the first view writes to.
+        base: usize,
+    },
     /// The same disk with copy-on-read: data that is read is copied into the top image.
     CopyOnRead,
 }
