@@ -21,7 +21,10 @@ pub struct CompareOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// The contents are equal. If the sizes differ, the rest of the longer disk is zeroes.
-    Identical { sizes_differ: bool },
+    Identical {
+        /// Whether the disks have different sizes.
+        sizes_differ: bool,
+    },
     /// Offset of the first sector that differs. `is_behind`: it lies beyond the end of the shorter
     /// disk.
     Content {
@@ -35,7 +38,10 @@ pub enum Comparison {
     /// The sizes differ (only with `strict`).
     Sizes,
     /// The allocation states differ from this offset on (only with `strict`).
-    Allocation { offset: u64 },
+    Allocation {
+        /// Offset of the first difference in bytes.
+        offset: u64,
+    },
 }
 
 /// Size of a request in bytes.

@@ -42,10 +42,20 @@ pub enum Error {
     },
     /// Data of a disk cannot be made durable.
     #[error("{}: cannot flush: {}", path.display(), cause(source))]
-    Flush { path: PathBuf, source: io::Error },
+    Flush {
+        /// Path of the image, or location of the disk.
+        path: PathBuf,
+        /// Error of the flush.
+        source: io::Error,
+    },
     /// The target's file system is full.
     #[error("{}: no space left on its device: up to {missing} more bytes are needed", path.display())]
-    NoSpace { path: PathBuf, missing: u64 },
+    NoSpace {
+        /// Path of the target.
+        path: PathBuf,
+        /// Maximum number of bytes that do not fit.
+        missing: u64,
+    },
     /// An object of an archive is not accessible or is invalid.
     #[error(transparent)]
     Archive(#[from] fathom_archive::Error),

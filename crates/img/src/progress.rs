@@ -8,7 +8,12 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Bytes of the disk that are processed, and the total number of bytes to process.
-    Progress { done: u64, total: u64 },
+    Progress {
+        /// Number of bytes that are processed.
+        done: u64,
+        /// Number of bytes to process in total.
+        total: u64,
+    },
     /// A warning for the user, in one line.
     Warning(String),
 }

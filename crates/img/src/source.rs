@@ -27,7 +27,10 @@ pub enum Source {
         open: OpenOptions,
     },
     /// Standard input. A pipe is first copied to an unnamed file.
-    Input { open: OpenOptions },
+    Input {
+        /// Options for opening the input.
+        open: OpenOptions,
+    },
 }
 
 /// A source in use.
