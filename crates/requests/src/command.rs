@@ -91,28 +91,54 @@ pub enum Command {
     Slow,
     /// Starts a trace to a file, or without a file ends the trace. Reply:
     /// [`TraceState`](crate::reply::TraceState).
-    Trace { file: Option<PathBuf> },
+    Trace {
+        /// Path of the trace file. `None` ends the trace in progress.
+        file: Option<PathBuf>,
+    },
     /// Resizes the disk to a size in bytes, or without a size to the present size of its file.
     /// `shrink` allows a smaller size. Reply: [`Size`](crate::reply::Size).
-    Resize { size: Option<u64>, shrink: bool },
+    Resize {
+        /// New size in bytes. `None`: the present size of the disk's file.
+        size: Option<u64>,
+        /// Whether the new size may be smaller than the present one.
+        shrink: bool,
+    },
     /// Freezes the disk and closes its image, until it is thawed or the timeout has passed. Reply:
     /// [`Frozen`](crate::reply::Frozen).
-    Freeze { timeout_ms: Option<u64> },
+    Freeze {
+        /// Time in milliseconds after which the disk is thawed. `None`: the disk stays frozen until
+        /// [`Command::Thaw`].
+        timeout_ms: Option<u64>,
+    },
     /// Thaws the disk. Reply: [`Frozen`](crate::reply::Frozen).
     Thaw,
     /// Begins a backup. Reply: [`BackupInfo`](fathom_metrics::BackupInfo).
-    BeginBackup { id: String, order: BackupOrder },
+    BeginBackup {
+        /// Identity of the backup: 32 hexadecimal digits, chosen by the client or the API.
+        id: String,
+        /// Options of the backup.
+        order: BackupOrder,
+    },
     /// Resumes guests and clients that the backup with this identity holds. The same reply.
-    GoOnWithBackup { id: String },
+    GoOnWithBackup {
+        /// Identity of the backup.
+        id: String,
+    },
     /// Ends the backup with this identity, also before it has begun. Replies with its final state.
-    EndBackup { id: String },
+    EndBackup {
+        /// Identity of the backup.
+        id: String,
+    },
     /// Begins a mirror. Reply: [`MirrorInfo`](fathom_metrics::MirrorInfo).
     BeginMirror(Box<MirrorOrder>),
     /// Begins a commit of the top image, which is a mirror to a backing image. The same reply.
     BeginCommit(CommitOrder),
     /// Ends the mirror. Replies with its final state. Without `force`, the mirror must be ready,
     /// and the target then has the contents that the disk had at an instant.
-    EndMirror { force: bool },
+    EndMirror {
+        /// Whether to end a mirror that is not ready, which leaves an incomplete target.
+        force: bool,
+    },
     /// Begins a stream, or a commit in the middle of the chain. Reply:
     /// [`StreamInfo`](fathom_metrics::StreamInfo).
     BeginStream(StreamOrder),
@@ -128,13 +154,21 @@ pub enum Command {
     },
     /// Second step: resumes guests and clients, with `go` on the new image, otherwise on the old
     /// one. Replies like `Show`.
-    EndSwitch { go: bool },
+    EndSwitch {
+        /// Whether to resume on the new image; otherwise on the old one.
+        go: bool,
+    },
     /// Lists or changes dirty bitmaps. Reply: all [`Bitmaps`](fathom_metrics::Bitmaps).
     Bitmaps(BitmapOrder),
     /// Lists or changes internal snapshots. Reply: all [`Snapshots`](fathom_metrics::Snapshots).
     Snapshots(SnapshotsOrder),
     /// Changes or ends the job with this identity. Reply: [`JobInfo`](fathom_metrics::JobInfo).
-    Job { id: JobId, order: JobOrder },
+    Job {
+        /// Identity of the job.
+        id: JobId,
+        /// Change of the job.
+        order: JobOrder,
+    },
     /// Changes options of a filter: all of them, or none. `filter` is the filter's name, with `#2`
     /// for the second filter of that name. An empty value is the option's default. Reply, when all
     /// workers apply the change: [`Filter`](crate::reply::Filter).

@@ -252,10 +252,16 @@ pub enum BitmapOrder {
 /// An order about a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobOrder {
-    /// In bytes per second; without a limit as fast as possible.
-    SetSpeed { limit: Option<u64> },
-    /// `force`: leaves an incomplete target of a mirror.
-    End { force: bool },
+    /// Limits the speed of the job.
+    SetSpeed {
+        /// Maximum number of bytes copied per second. `None`: no limit.
+        limit: Option<u64>,
+    },
+    /// Ends the job.
+    End {
+        /// Whether to end a mirror that is not ready. Other jobs ignore this field.
+        force: bool,
+    },
 }
 
 /// An order about the internal snapshots of a disk's image.

@@ -26,7 +26,10 @@ macro_rules! replies {
         #[derive(Debug, Serialize)]
         #[serde(untagged)]
         pub enum Reply {
-            $($kind(Box<$content>),)*
+            $(
+                /// The reply has content of this type.
+                $kind(Box<$content>),
+            )*
         }
 
         $(impl From<$content> for Reply {

@@ -10,7 +10,10 @@ pub enum Request {
     /// All disks: [`Disks`](crate::reply::Disks).
     List,
     /// A disk: [`Disk`](crate::reply::Disk).
-    Show { disk: String },
+    Show {
+        /// Name of the disk.
+        disk: String,
+    },
     /// A change of what a disk is, about which the registry decides: a disk, its last statistics, a
     /// filter or a size.
     Change {
@@ -20,7 +23,12 @@ pub enum Request {
         change: fathom_control::Request,
     },
     /// A command that the disk's host carries out, which says how it replies.
-    Host { disk: String, command: Command },
+    Host {
+        /// Name of the disk.
+        disk: String,
+        /// Command for the host of the disk.
+        command: Command,
+    },
     /// [`ThrottleGroups`](crate::reply::ThrottleGroups).
     ListGroups,
     /// Changes options of a throttle group, for all of its disks: the groups of that name.
