@@ -55,10 +55,20 @@ impl Access {
 pub enum ListenError {
     /// Another process listens at the path.
     #[error("{}: in use by {by}; {}", path.display(), occupant::remedy(by, "path"))]
-    InUse { path: PathBuf, by: String },
+    InUse {
+        /// Path of the socket.
+        path: PathBuf,
+        /// Description of the process, for messages.
+        by: String,
+    },
     /// Another process uses the address.
     #[error("{address}: in use by {by}; {}", occupant::remedy(by, "port"))]
-    AddressInUse { address: String, by: String },
+    AddressInUse {
+        /// Address as text.
+        address: String,
+        /// Description of the process, for messages.
+        by: String,
+    },
     /// This path exists and is not a socket.
     #[error("{}: exists and is not a socket; remove it, or choose another path", .0.display())]
     NotASocket(PathBuf),
