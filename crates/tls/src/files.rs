@@ -55,7 +55,12 @@ impl ClientFiles {
 pub enum TlsError {
     /// A file cannot be read, or is not valid PEM.
     #[error("{}: cannot read the file: {}", path.display(), cause(source))]
-    Unreadable { path: PathBuf, source: pem::Error },
+    Unreadable {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause of the failure.
+        source: pem::Error,
+    },
     /// The system has no certificates of trusted authorities.
     #[error(
         "no certificates of this system's authorities found; name a directory with ca-cert.pem \
@@ -73,7 +78,12 @@ pub enum TlsError {
     NoCertificate(PathBuf),
     /// A file of trusted authorities cannot be used.
     #[error("{}: unusable certificate: {problem}", path.display())]
-    BadCertificate { path: PathBuf, problem: String },
+    BadCertificate {
+        /// Path of the file.
+        path: PathBuf,
+        /// Reason, for the user.
+        problem: String,
+    },
     /// The certificate and the key do not belong together, or one of them is unsupported.
     #[error("certificate {} and key {} are unusable: {problem}", cert.display(), key.display())]
     BadPair {
