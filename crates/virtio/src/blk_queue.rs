@@ -49,13 +49,28 @@ pub struct QueueSetup {
 pub enum QueueError {
     /// The rings of the queue are invalid.
     #[error("queue {index}: {source}")]
-    Ring { index: u16, source: RingError },
+    Ring {
+        /// Number of the queue.
+        index: u16,
+        /// Problem of the rings.
+        source: RingError,
+    },
     /// The in-flight region does not fit the queue.
     #[error("queue {index}: {source}")]
-    Inflight { index: u16, source: InflightError },
+    Inflight {
+        /// Number of the queue.
+        index: u16,
+        /// Problem of the in-flight region.
+        source: InflightError,
+    },
     /// The dirty log does not cover the used ring.
     #[error("queue {index}: the dirty log does not cover its used ring at {addr:#x}")]
-    Log { index: u16, addr: u64 },
+    Log {
+        /// Number of the queue.
+        index: u16,
+        /// Guest physical address of the used ring.
+        addr: u64,
+    },
 }
 
 /// A virtqueue of a disk.

@@ -53,7 +53,12 @@ pub enum InflightError {
         "the in-flight region is that of a queue with {region} entries, \
          but the queue has {queue}"
     )]
-    Size { region: u16, queue: u16 },
+    Size {
+        /// Number of entries of the queue that the region describes.
+        region: u16,
+        /// Number of entries of the queue to be started.
+        queue: u16,
+    },
 }
 
 /// State of a region when its queue starts.

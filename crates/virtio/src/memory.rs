@@ -44,13 +44,24 @@ unsafe impl Sync for GuestRegion {}
 pub enum MemoryError {
     /// A region has no bytes.
     #[error("memory region at guest address {gpa:#x} is empty")]
-    Empty { gpa: u64 },
+    Empty {
+        /// Guest physical address of the region.
+        gpa: u64,
+    },
     /// A region extends beyond the end of an address space.
     #[error("memory region at guest address {gpa:#x} wraps around the end of the address space")]
-    Wraps { gpa: u64 },
+    Wraps {
+        /// Guest physical address of the region.
+        gpa: u64,
+    },
     /// Two regions have bytes in common.
     #[error("memory regions at guest addresses {first:#x} and {second:#x} overlap")]
-    Overlap { first: u64, second: u64 },
+    Overlap {
+        /// Guest physical address of the lower region.
+        first: u64,
+        /// Guest physical address of the higher region.
+        second: u64,
+    },
 }
 
 /// All memory of one guest, as described by one memory table.

@@ -55,15 +55,32 @@ pub enum RingError {
     },
     /// A part of the queue lies outside the guest's memory.
     #[error("the {ring} at {addr:#x} lies outside the guest's memory")]
-    Outside { ring: &'static str, addr: u64 },
+    Outside {
+        /// Name of the part: `descriptor table`, `avail ring` or `used ring`.
+        ring: &'static str,
+        /// Address of the part in the front-end's address space.
+        addr: u64,
+    },
     /// The driver claims more available heads than the queue has entries.
     #[error(
         "the driver's avail index jumped from {seen} to {avail}, past the queue's {size} entries"
     )]
-    Jump { avail: u16, seen: u16, size: u16 },
+    Jump {
+        /// Avail index that the driver has written.
+        avail: u16,
+        /// Avail index of the next head to be popped.
+        seen: u16,
+        /// Number of entries of the queue.
+        size: u16,
+    },
     /// The driver made a descriptor available that is not in the table.
     #[error("the driver made descriptor {head} available, of {size}")]
-    Head { head: u16, size: u16 },
+    Head {
+        /// Index of the descriptor.
+        head: u16,
+        /// Number of entries of the descriptor table.
+        size: u16,
+    },
 }
 
 /// Addresses of a queue's rings in the front-end's own address space.
