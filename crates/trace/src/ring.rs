@@ -48,12 +48,22 @@ pub struct TraceRecord {
 /// Why a file cannot be used as a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// A system call on the file at `path` failed.
+    /// A system call on the file failed.
     #[error("{}: {}", path.display(), cause(source))]
-    Io { path: PathBuf, source: io::Error },
-    /// The file at `path` cannot be used as a trace, for the reason in `problem`.
+    Io {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the system call.
+        source: io::Error,
+    },
+    /// The file cannot be used as a trace.
     #[error("{}: {problem}", path.display())]
-    Unusable { path: PathBuf, problem: String },
+    Unusable {
+        /// Path of the file.
+        path: PathBuf,
+        /// Reason for the user.
+        problem: String,
+    },
 }
 
 impl TraceError {
