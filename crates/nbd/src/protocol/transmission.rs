@@ -199,8 +199,13 @@ impl ChunkHeader {
 /// The header of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyHeader {
-    /// A simple reply: `error` is 0 or an error number, and `cookie` is that of the request.
-    Simple { error: u32, cookie: u64 },
+    /// A simple reply.
+    Simple {
+        /// 0 if the request succeeded, otherwise an NBD error number.
+        error: u32,
+        /// Cookie of the request.
+        cookie: u64,
+    },
     /// The header of one chunk of a structured or extended reply.
     Chunk(ChunkHeader),
 }
