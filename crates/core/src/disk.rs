@@ -52,9 +52,14 @@ pub enum DiskError {
         /// Error of the system call.
         source: io::Error,
     },
-    /// The storage at `path`, a path or URI, cannot be used, for the reason in `problem`.
+    /// The storage cannot be used.
     #[error("{}: {problem}", path.display())]
-    Unusable { path: PathBuf, problem: String },
+    Unusable {
+        /// Path or URI of the storage.
+        path: PathBuf,
+        /// Reason for the user.
+        problem: String,
+    },
     /// The disk does not support the requested operation.
     #[error("{0}")]
     Refused(String),

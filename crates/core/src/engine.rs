@@ -14,13 +14,18 @@ pub struct FileId(pub u32);
 pub enum IoKind {
     /// preadv2(2): `iov`, `offset`.
     Read,
-    /// pwritev2(2): `iov`, `offset`; `dsync` adds RWF_DSYNC.
-    Write { dsync: bool },
+    /// pwritev2(2): `iov`, `offset`.
+    Write {
+        /// Whether the write has the flag RWF_DSYNC: it completes only when its data is durable.
+        dsync: bool,
+    },
     /// fdatasync(2).
     Sync,
-    /// fallocate(2) with this mode: `offset`, `len`. On block devices, too, fallocate discards and
-    /// writes zeroes.
-    Allocate { mode: i32 },
+    /// fallocate(2): `offset`, `len`. On block devices, too, fallocate discards and writes zeroes.
+    Allocate {
+        /// Flags of fallocate(2), such as `FALLOC_FL_PUNCH_HOLE`.
+        mode: i32,
+    },
 }
 
 /// An I/O operation.

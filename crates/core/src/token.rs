@@ -10,14 +10,29 @@ pub struct Token(u64);
 /// The decoded form of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The channel's I/O for this request, or for none ([`RequestId::NOBODY`]). The channel chooses
-    /// `tag`.
-    Request { id: RequestId, tag: u16 },
-    /// A kick of a source. The generation distinguishes it from kicks of earlier sources in the
-    /// same slot.
-    Kick { slot: u16, generation: u32 },
-    /// A source's own I/O on a socket. The source chooses `tag`.
-    Source { slot: u16, generation: u32, tag: u8 },
+    /// The channel's I/O for a request, or for none.
+    Request {
+        /// Request that the I/O serves. [`RequestId::NOBODY`]: none, or several.
+        id: RequestId,
+        /// Tag that the channel chose for the I/O.
+        tag: u16,
+    },
+    /// A kick of a source.
+    Kick {
+        /// Slot of the source in its worker.
+        slot: u16,
+        /// Generation of the slot, which distinguishes the source from earlier sources in the slot.
+        generation: u32,
+    },
+    /// A source's own I/O on a socket.
+    Source {
+        /// Slot of the source in its worker.
+        slot: u16,
+        /// Generation of the slot, which distinguishes the source from earlier sources in the slot.
+        generation: u32,
+        /// Tag that the source chose for the I/O.
+        tag: u8,
+    },
     /// Another thread has sent a command.
     Mailbox,
     /// Internal to the engine; no caller waits for it.
