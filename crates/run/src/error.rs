@@ -7,12 +7,22 @@ use std::path::{Path, PathBuf};
 /// An error, in one line that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// System call on the file or directory `path` failed because of `source`.
+    /// A system call on a file or directory failed.
     #[error("{}: {}", path.display(), cause(source))]
-    Io { path: PathBuf, source: io::Error },
-    /// Contents of the file or directory `path` cannot be used; `problem` is the reason.
+    Io {
+        /// Path of the file or directory.
+        path: PathBuf,
+        /// Error of the system call.
+        source: io::Error,
+    },
+    /// The contents of a file or directory cannot be used.
     #[error("{}: {problem}", path.display())]
-    Unusable { path: PathBuf, problem: String },
+    Unusable {
+        /// Path of the file or directory.
+        path: PathBuf,
+        /// Reason for the user.
+        problem: String,
+    },
 }
 
 /// Result of the functions that read and write run directories.
