@@ -16,12 +16,20 @@ pub struct Terms {
 pub enum Below {
     /// No backing image: the image holds all data itself.
     Nothing,
-    /// The image at this depth of the chain, 2 or more, with its name.
-    Own { depth: usize, name: Name },
-    /// Another image, with its disk, which is not active and read only.
-    ///
-    /// Beyond its end it reads as zeroes.
-    Other { disk: Arc<dyn Disk>, name: Name },
+    /// An image of the disk's own backing chain.
+    Own {
+        /// Depth of the image in the chain, 2 or more; the top image has depth 0.
+        depth: usize,
+        /// Name by which the top image refers to it at the end of the job.
+        name: Name,
+    },
+    /// Another image.
+    Other {
+        /// Disk of the image, which is not active and read only. Beyond its end it reads as zeroes.
+        disk: Arc<dyn Disk>,
+        /// Name by which the top image refers to it at the end of the job.
+        name: Name,
+    },
 }
 
 impl Below {
