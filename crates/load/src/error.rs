@@ -14,10 +14,14 @@ pub enum Error {
     /// The options contradict each other or the disk.
     #[error("{0}")]
     Options(String),
-    /// No process listens on the socket, or the socket cannot be opened. `path` is the path of the
-    /// socket, or the NBD URI.
+    /// No process listens on the socket, or the socket cannot be opened.
     #[error("cannot connect to {}: {}", path.display(), fathom_units::cause(cause))]
-    Connect { path: PathBuf, cause: io::Error },
+    Connect {
+        /// Path of the socket, or NBD URI of the server.
+        path: PathBuf,
+        /// Error of the system call.
+        cause: io::Error,
+    },
     /// The server lacks a feature that the options ask for.
     #[error("the server does not offer {feature}: {hint}")]
     Refused {
@@ -34,23 +38,40 @@ pub enum Error {
         /// Error of the vhost-user front-end.
         cause: vhost::Error,
     },
-    /// The server closed the connection instead of replying to the vhost-user message `what`.
+    /// The server closed the connection instead of replying to a vhost-user message.
     #[error("{what}: the server closed the connection without a reply; see its log")]
-    HungUp { what: &'static str },
-    /// The server did not reply to the vhost-user message `what` within `limit`.
+    HungUp {
+        /// Name of the message in the specification, such as `GET_FEATURES`.
+        what: &'static str,
+    },
+    /// The server did not reply to a vhost-user message in time.
     #[error("{what}: no reply within {} s; the server may be waiting for its storage", limit.as_secs())]
-    Late { what: &'static str, limit: Duration },
+    Late {
+        /// Name of the message in the specification, such as `GET_FEATURES`.
+        what: &'static str,
+        /// Time within which the server had to reply.
+        limit: Duration,
+    },
     /// The server violated the virtqueue specification or the vhost-user protocol, or a worker had
-    /// requests in flight and none completed within the timeout. `queue` is the number of the queue
-    /// or worker, from 0.
+    /// requests in flight and none completed within the timeout.
     #[error("queue {queue}: {what}")]
-    Device { queue: usize, what: String },
+    Device {
+        /// Number of the queue or worker, from 0.
+        queue: usize,
+        /// Description of the problem.
+        what: String,
+    },
     /// The NBD handshake failed.
     #[error("NBD handshake: {0}")]
     Handshake(String),
-    /// An NBD server violated the protocol on the connection with this number, from 0.
+    /// An NBD server violated the protocol.
     #[error("connection {connection}: the server broke the NBD protocol: {what}")]
-    Connection { connection: usize, what: String },
+    Connection {
+        /// Number of the connection, from 0.
+        connection: usize,
+        /// Description of the violation.
+        what: String,
+    },
     /// The server disconnected, and reconnecting was not requested or took too long.
     #[error("{0}")]
     Gone(String),
@@ -107,12 +128,22 @@ pub enum Error {
         /// Part of a request that the server wrote to the page, such as `data` or `used ring`.
         what: &'static str,
     },
-    /// The verify state file `path` cannot be used; `what` is the reason, like another block size.
+    /// The verify state file cannot be used.
     #[error("verify state {}: {what}", path.display())]
-    State { path: PathBuf, what: String },
-    /// A system call failed. `what` names the failed action.
+    State {
+        /// Path of the verify state file.
+        path: PathBuf,
+        /// Reason for the user, such as another block size.
+        what: String,
+    },
+    /// A system call failed.
     #[error("{what}: {}", fathom_units::cause(cause))]
-    Os { what: String, cause: io::Error },
+    Os {
+        /// Name of the failed action.
+        what: String,
+        /// Error of the system call.
+        cause: io::Error,
+    },
     /// Another worker failed, and its error is the one to report.
     #[error("stopped because another queue failed")]
     Aborted,
