@@ -138,6 +138,7 @@ pub struct FailedDisk {
 /// Time that requests spent in each stage, by operation: the output of `fathom stats --json`.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Statistics {
+    /// Times of the disk's requests, as fields of this object.
     #[serde(flatten)]
     #[schema(value_type = Object)]
     pub summary: Summary,
@@ -156,6 +157,7 @@ impl From<Summary> for Reply {
 /// The slowest recent requests of a disk, the slowest first.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SlowRequests {
+    /// The requests, the slowest first.
     #[schema(value_type = Vec<SlowRequestSchema>)]
     pub requests: Vec<SlowRequest>,
 }
