@@ -18,11 +18,17 @@ use crate::tracers::tracefs::{Instance, TraceClock, Tracefs};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// After the window, so that reading costs nothing during it. Events beyond the buffer's size
-    /// of `kib_per_cpu` KiB per CPU are dropped.
-    Buffered { kib_per_cpu: u32 },
+    /// are dropped.
+    Buffered {
+        /// Size of the kernel's buffer in KiB per CPU.
+        kib_per_cpu: u32,
+    },
     /// Continuously, by a thread, for windows of any length. Events that the thread reads too late
-    /// are overwritten; the buffer has `kib_per_cpu` KiB per CPU.
-    Live { kib_per_cpu: u32 },
+    /// are overwritten.
+    Live {
+        /// Size of the kernel's buffer in KiB per CPU.
+        kib_per_cpu: u32,
+    },
 }
 
 /// The side of the machine that is recorded. The side determines the name of the clock.
