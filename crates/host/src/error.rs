@@ -31,12 +31,17 @@ pub enum Error {
     /// The trace file cannot be used.
     #[error("--trace: {0}")]
     Trace(#[from] TraceError),
-    /// Requests in flight of `whose`, a list for the user, did not complete within `timeout`.
+    /// Requests in flight did not complete before the timeout.
     #[error(
         "stopping took longer than {timeout} (--stop-timeout); requests in flight of {whose} are \
          abandoned"
     )]
-    Abandoned { timeout: StopTimeout, whose: String },
+    Abandoned {
+        /// Time that the server had for stopping.
+        timeout: StopTimeout,
+        /// Disks or tenants with such requests, as a list for the user.
+        whose: String,
+    },
     /// A system call failed.
     #[error("{what}: {}", cause(source))]
     Io {

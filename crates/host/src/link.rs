@@ -97,8 +97,11 @@ pub enum FromTenant<A> {
     Outcome(String, Box<Summary>),
     /// The last message. Tenants of version 1 list the statistics of all disks here.
     Ended(Vec<(String, Summary)>),
-    /// The successor serves the disks; queues were stopped for this time. The last message, too.
-    HandedOver { pause_ms: f64 },
+    /// The successor serves the disks. The last message, too.
+    HandedOver {
+        /// Time for which queues were stopped, in milliseconds.
+        pause_ms: f64,
+    },
     /// The successor cannot take over, and must be killed: [`ToTenant::GoOn`] confirms that.
     EndSuccessor,
     /// The handover has failed, and this process continues. The text is the reason for the user, in
