@@ -18,22 +18,38 @@ const KEPT: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum By {
+    /// Connection of a virtual machine over vhost-user.
     VhostUser,
+    /// Connection of an NBD client.
     Nbd,
 }
 
-/// An event: one line of `/v1/events`. The field `disk` is the name of the disk.
+/// An event: one line of `/v1/events`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Happened {
     /// The disk was added and is served.
-    Added { disk: String },
+    Added {
+        /// Name of the disk.
+        disk: String,
+    },
     /// The disk was removed.
-    Removed { disk: String },
+    Removed {
+        /// Name of the disk.
+        disk: String,
+    },
     /// Options of the disk have changed, or the disk was frozen or thawed.
-    Changed { disk: String },
-    /// The disk has a new `size`, in bytes.
-    Resized { disk: String, size: u64 },
+    Changed {
+        /// Name of the disk.
+        disk: String,
+    },
+    /// The disk has a new size.
+    Resized {
+        /// Name of the disk.
+        disk: String,
+        /// New size of the disk in bytes.
+        size: u64,
+    },
     /// The move of the disk from another server has a new `phase`:
     ///
     /// - `copying`: data is copied, and copied again when it changes.
@@ -42,12 +58,24 @@ pub enum Happened {
     /// - `arriving`: the disk has been taken over, and the guest runs here while the rest is
     ///   copied.
     /// - `done`: all data is here.
-    Pulled { disk: String, phase: String },
+    Pulled {
+        /// Name of the disk.
+        disk: String,
+        /// New phase of the move.
+        phase: String,
+    },
     /// A backup of the disk has begun.
-    BackupBegun { disk: String },
-    /// The backup of the disk has failed because of `problem`. Data that was read from it must not
-    /// be used.
-    BackupFailed { disk: String, problem: String },
+    BackupBegun {
+        /// Name of the disk.
+        disk: String,
+    },
+    /// The backup of the disk has failed. Data that was read from it must not be used.
+    BackupFailed {
+        /// Name of the disk.
+        disk: String,
+        /// Why the backup has failed.
+        problem: String,
+    },
     /// The disk's mirror or commit has a new `phase`:
     ///
     /// - `copying`: data is copied, and copied again when it changes.
@@ -56,8 +84,11 @@ pub enum Happened {
     /// - `done`: the mirror was ended, and the target is complete.
     /// - `failed`: the target is unusable because of `problem`.
     Mirrored {
+        /// Name of the disk.
         disk: String,
+        /// New phase of the mirror or commit.
         phase: String,
+        /// Why the mirror or commit has failed. Null in phases other than `failed`.
         problem: Option<String>,
     },
     /// The disk's stream, or commit of images in the middle of the backing chain, has a new
@@ -68,43 +99,69 @@ pub enum Happened {
     /// - `done`: the job has copied all data.
     /// - `failed`: the job has failed because of `problem`.
     Streamed {
+        /// Name of the disk.
         disk: String,
+        /// New phase of the stream or commit.
         phase: String,
+        /// Why the stream or commit has failed. Null in phases other than `failed`.
         problem: Option<String>,
     },
-    /// A virtual machine (`by` is `vhost-user`) or an NBD client (`nbd`) has connected to the disk.
-    /// `client` describes its process or address.
+    /// A virtual machine or an NBD client has connected to the disk.
     Attached {
+        /// Name of the disk.
         disk: String,
+        /// Type of the connection.
         by: By,
+        /// Process or address of the client for display, such as `process 17` or `192.0.2.1:4000`.
         client: String,
     },
     /// A virtual machine or an NBD client has disconnected from the disk.
     Detached {
+        /// Name of the disk.
         disk: String,
+        /// Type of the connection.
         by: By,
+        /// Process or address of the client for display, such as `process 17` or `192.0.2.1:4000`.
         client: String,
     },
-    /// The alarm was raised because requests take too long. `text` describes the reason. `stage` is
-    /// the stage that took most of the time, and `requests` are the slowest requests.
+    /// The alarm was raised because requests take too long.
     Alarm {
+        /// Name of the disk.
         disk: String,
+        /// Alarm that was raised, such as `p99=5ms`.
         alarm: String,
+        /// Why the alarm was raised.
         text: String,
+        /// Stage that took most of the time.
         stage: String,
+        /// Examples of the slow requests, at most five.
         #[schema(value_type = Vec<Object>)]
         requests: Vec<SlowRequest>,
     },
     /// The alarm is no longer raised.
-    AlarmOver { disk: String, alarm: String },
+    AlarmOver {
+        /// Name of the disk.
+        disk: String,
+        /// Alarm that is no longer raised, such as `p99=5ms`.
+        alarm: String,
+    },
     /// The process of a tenant has ended unexpectedly, and the server starts it again.
-    Restarted { tenant: String },
-    /// An error that the server has logged. `text` is the log's message.
-    Error { text: String },
+    Restarted {
+        /// Name of the tenant.
+        tenant: String,
+    },
+    /// The server has logged an error.
+    Error {
+        /// Message of the log line.
+        text: String,
+    },
     /// The server has read its configuration again.
     Reloaded,
-    /// The client read too slowly, and missed `count` events.
-    Lost { count: u64 },
+    /// The client read too slowly, and missed events.
+    Lost {
+        /// Number of events that the client missed.
+        count: u64,
+    },
 }
 
 impl Happened {

@@ -126,6 +126,7 @@ pub struct Info {
 /// A job of a disk that begins and does not run yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StartingJob {
+    /// Kind of the job.
     pub kind: JobKind,
     /// Number of the job, which no other job has.
     pub id: String,

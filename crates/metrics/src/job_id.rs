@@ -9,10 +9,15 @@ use utoipa::ToSchema;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobKind {
+    /// Move of a disk from another server to this server.
     Pull,
+    /// Backup of a disk.
     Backup,
+    /// Mirror of a disk, or commit of the top image.
     Mirror,
+    /// Copy of data from backing images into the top image.
     Stream,
+    /// Commit of images in the middle of the backing chain.
     Commit,
 }
 

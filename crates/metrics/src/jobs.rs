@@ -68,13 +68,20 @@ pub struct JobInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
+    /// The job's target or images are being opened.
     Starting,
+    /// The job makes progress, or the backup can be read.
     #[default]
     Running,
+    /// The job waits until the virtual machine that has released the disk is back.
     Waiting,
+    /// The disk can be switched to the mirror's target, or the guest can migrate.
     Ready,
+    /// The job ends by itself, soon.
     Finishing,
+    /// The job has succeeded.
     Done,
+    /// The job has ended without success.
     Failed,
 }
 

@@ -106,6 +106,7 @@ impl DiskSample {
 pub struct OpSample {
     /// Name of the operation, such as `read`.
     pub op: String,
+    /// Numbers of the operation's requests, as fields of this object.
     #[serde(flatten)]
     pub figures: Figures,
 }
