@@ -18,6 +18,7 @@ pub const SIZE: u64 = 1 << 20;
 /// A disk for tests; [`State`] has what a test can inspect and change.
 pub struct TestDisk(Arc<State>);
 
+/// The state of a [`TestDisk`], which tests inspect and change.
 pub struct State {
     /// Contents of the disk. Initially, all bytes of sector i are i ^ 0x5a.
     pub bytes: Mutex<Vec<u8>>,
@@ -29,8 +30,9 @@ pub struct State {
     pub held: AtomicUsize,
     /// Number of requests carried out.
     pub carried_out: AtomicUsize,
-    /// Number of activations; `deactivated` counts deactivations.
+    /// Number of activations.
     pub activated: AtomicUsize,
+    /// Number of deactivations.
     pub deactivated: AtomicUsize,
     /// Activations fail while true.
     pub fail_activation: AtomicBool,
@@ -39,6 +41,7 @@ pub struct State {
 }
 
 impl TestDisk {
+    /// Creates a disk that holds no requests back and is not active.
     pub fn new() -> Arc<TestDisk> {
         Arc::new(TestDisk(Arc::new(State {
             bytes: Mutex::new((0..SIZE).map(|i| (i / 512) as u8 ^ 0x5a).collect()),
@@ -67,6 +70,7 @@ impl TestDisk {
         }
     }
 
+    /// Returns whether the disk has been activated more often than deactivated.
     pub fn is_active(&self) -> bool {
         self.activated.load(SeqCst) > self.deactivated.load(SeqCst)
     }

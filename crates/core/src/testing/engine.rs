@@ -14,6 +14,7 @@ pub struct PollEngine {
 }
 
 impl PollEngine {
+    /// Creates an engine, in the form in which a worker takes it.
     pub fn boxed() -> io::Result<Box<dyn Engine>> {
         Ok(Box::new(PollEngine::default()))
     }
