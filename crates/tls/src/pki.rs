@@ -48,10 +48,12 @@ impl Pki {
         self.dir().join(name)
     }
 
+    /// Returns the temporary directory with the files, which is removed on drop.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
+    /// Returns the authority, for certificates that a test issues itself.
     pub fn ca(&self) -> &CertifiedIssuer<'static, KeyPair> {
         &self.ca
     }
