@@ -8,20 +8,25 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
+/// Descriptor flag VIRTQ_DESC_F_NEXT: the chain continues at the descriptor's `next` field.
 pub const NEXT: u16 = 1;
+/// Descriptor flag VIRTQ_DESC_F_WRITE: the device writes to the buffer.
 pub const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 /// A buffer of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
+    /// Guest physical address of the buffer.
     pub gpa: u64,
+    /// Length of the buffer in bytes.
     pub len: u32,
     /// The device writes to the buffer.
     pub writable: bool,
 }
 
 impl Buffer {
+    /// Creates a buffer of `len` bytes at `gpa` that the device reads.
     pub fn readable(gpa: u64, len: u32) -> Buffer {
         Buffer {
             gpa,
@@ -30,6 +35,7 @@ impl Buffer {
         }
     }
 
+    /// Creates a buffer of `len` bytes at `gpa` that the device writes to.
     pub fn writable(gpa: u64, len: u32) -> Buffer {
         Buffer {
             gpa,
@@ -74,6 +80,7 @@ impl Driver {
         descriptors_len(size) + avail_len(size) + used_len(size) + 64
     }
 
+    /// Returns the number of entries of the queue.
     pub fn size(&self) -> u16 {
         self.size
     }
@@ -114,14 +121,17 @@ impl Driver {
         }
     }
 
+    /// Returns the guest physical address of the descriptor table.
     pub fn desc_gpa(&self) -> u64 {
         self.desc
     }
 
+    /// Returns the guest physical address of the avail ring.
     pub fn avail_gpa(&self) -> u64 {
         self.avail
     }
 
+    /// Returns the guest physical address of the used ring.
     pub fn used_gpa(&self) -> u64 {
         self.used
     }
@@ -221,6 +231,7 @@ impl Driver {
         Some((element as u32, (element >> 32) as u32))
     }
 
+    /// Returns the used index that the device has written.
     #[inline]
     pub fn used_idx(&self) -> u16 {
         u16::from_le(self.shared(self.used + IDX as u64).load(Ordering::Acquire))
@@ -242,6 +253,7 @@ impl Driver {
         self.memory.write_u16(self.avail, u16::from(!wanted));
     }
 
+    /// Returns the avail index after which the device wants a kick, for a queue with EVENT_IDX.
     pub fn avail_event(&self) -> u16 {
         let at = self.used + used_len(self.size) - 2;
         u16::from_le(self.shared(at).load(Ordering::Relaxed))

@@ -85,6 +85,7 @@ impl TestMemory {
         }
     }
 
+    /// Returns the memory as a queue or a device uses it.
     pub fn guest(&self) -> &Arc<GuestMemory> {
         &self.guest
     }
@@ -96,6 +97,10 @@ impl TestMemory {
         host.as_ptr()
     }
 
+    /// Writes bytes from `gpa` on.
+    ///
+    /// # Panics
+    /// Panics if not all of these addresses exist.
     pub fn write(&self, gpa: u64, bytes: &[u8]) {
         for (i, byte) in bytes.iter().enumerate() {
             // SAFETY: `at` has checked that it is mapped.
@@ -103,6 +108,10 @@ impl TestMemory {
         }
     }
 
+    /// Reads `len` bytes from `gpa` on.
+    ///
+    /// # Panics
+    /// Panics if not all of these addresses exist.
     pub fn read(&self, gpa: u64, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len);
         for region in self.guest.regions() {
@@ -120,10 +129,12 @@ impl TestMemory {
         bytes
     }
 
+    /// Writes a little-endian number at `gpa`, which must exist.
     pub fn write_u16(&self, gpa: u64, value: u16) {
         self.write(gpa, &value.to_le_bytes());
     }
 
+    /// Reads a little-endian number at `gpa`, which must exist.
     pub fn read_u16(&self, gpa: u64) -> u16 {
         u16::from_le_bytes(self.read(gpa, 2).try_into().expect("two bytes"))
     }
