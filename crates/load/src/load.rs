@@ -29,8 +29,15 @@ struct Slot {
 /// Measurements of one worker.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Latencies of completed requests, indexed by [`Op`].
+    /// Latencies of the requests that completed in the measured window or were in flight at its
+    /// end, indexed by [`Op`].
     pub latency: [Counts<FINE>; 5],
+    /// Number of requests that completed in the measured window, indexed by [`Op`].
+    pub in_window: [u64; 5],
+    /// Number of requests that were in flight when the measured window ended.
+    pub in_flight_at_end: u64,
+    /// Time for which the oldest of these had been in flight then, in ticks. 0: no request.
+    pub oldest_in_flight: u64,
     /// Number of all completed requests, including those outside the measured window.
     pub completed: u64,
     /// Number of failed requests that were tolerated.
@@ -44,6 +51,17 @@ pub struct Measured {
     pub verified: Option<Verified>,
     /// Number of pages found marked in the dirty log.
     pub log_pages: u64,
+}
+
+/// State of the measured window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Window {
+    /// Completed requests are not counted.
+    Closed,
+    Open,
+    /// The window has ended, and the requests that were in flight at its end are completing. These
+    /// latencies are counted, because a stall at the end of the window would otherwise be missing.
+    Ending,
 }
 
 /// State at the start of the measured window.
@@ -123,8 +141,7 @@ pub struct Worker<'a, P, O> {
     /// Number of requests until the port must be idle once.
     until_rest: u64,
     phase: Phase,
-    /// Whether the measured window is open.
-    counting: bool,
+    window: Window,
     start: WindowStart,
     measured: Measured,
 }
@@ -163,7 +180,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
             completed: 0,
             budget: u64::MAX,
             phase: Phase::Ramp,
-            counting: false,
+            window: Window::Closed,
             start: WindowStart::default(),
             measured: Measured::default(),
         }
@@ -230,6 +247,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
                 self.port.wait()?;
             }
         }
+        self.window = Window::Closed;
         self.port.at_rest()
     }
 
@@ -275,7 +293,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
 
     fn open_window(&mut self) {
         self.budget = self.load.number_ios.unwrap_or(u64::MAX);
-        self.counting = true;
+        self.window = Window::Open;
         self.start = WindowStart {
             counters: self.port.counters(),
             cpu_ns: cpu::thread_ns(),
@@ -283,15 +301,25 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         };
     }
 
+    /// Ends the measured window. The latencies of the requests that are in flight still count, up
+    /// to the end of [`Worker::drain`].
     fn close_window(&mut self) {
-        if !std::mem::replace(&mut self.counting, false) {
+        if self.window != Window::Open {
             return;
         }
+        self.window = Window::Ending;
+        let now = self.clock.now();
         let counters = self.port.counters();
-        self.measured.window = self.clock.now() - self.start.at;
+        self.measured.window = now - self.start.at;
         self.measured.cpu_ns = cpu::thread_ns() - self.start.cpu_ns;
         self.measured.kicks = counters.kicks - self.start.counters.kicks;
         self.measured.calls = counters.calls - self.start.counters.calls;
+        let latency = &self.measured.latency;
+        self.measured.in_window = std::array::from_fn(|op| latency[op].count());
+        let busy = self.slots.iter().filter(|slot| slot.busy);
+        let ages = busy.map(|slot| now.saturating_sub(slot.sent));
+        self.measured.oldest_in_flight = ages.max().unwrap_or(0);
+        self.measured.in_flight_at_end = self.in_flight.into();
         self.seat().close_window();
     }
 
@@ -395,7 +423,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
             let slot = *slot;
             if done.status != 0 {
                 self.failed(slot, done.status)?;
-            } else if self.counting {
+            } else if self.window != Window::Closed {
                 let ticks = now.saturating_sub(slot.sent);
                 self.measured.latency[slot.op as usize].record(ticks);
             }
@@ -450,3 +478,6 @@ fn next_idle(w: &mut Workload, checker: &Checker<'_>) -> Option<(Op, u64)> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests;

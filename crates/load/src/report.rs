@@ -3,7 +3,7 @@
 use std::fmt;
 
 use fathom_trace::Bucket;
-use fathom_trace::histogram::{Counts, FINE};
+use fathom_trace::histogram::{Counts, FINE, is_known};
 use serde::{Deserialize, Serialize};
 
 use crate::load::Measured;
@@ -27,13 +27,13 @@ pub struct Outcome {
 pub struct Direction {
     /// Name of the operation ([`Op::name`]).
     pub op: String,
-    /// Number of requests completed in the measured time.
+    /// Number of requests that completed in the measured window.
     pub ios: u64,
     /// Number of requests per second.
     pub iops: f64,
     /// Throughput in 10^6 bytes per second; 0 for a flush.
     pub mb_per_s: f64,
-    /// Latencies of the requests.
+    /// Latencies of these requests, and of those that were in flight when the window ended.
     pub latency: Latency,
     /// Number of requests per latency bucket in nanoseconds, without empty buckets. For merging
     /// reports.
@@ -41,27 +41,31 @@ pub struct Direction {
     pub histogram: Vec<Bucket>,
 }
 
-/// Latencies in nanoseconds; all zero if there were no requests.
+/// Latencies in nanoseconds. Mean and maximum are zero if there were no requests. A percentile is
+/// `None` if fewer than ten requests took longer, or if it is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// Arithmetic mean.
     pub mean_ns: f64,
     /// Median.
-    pub p50_ns: f64,
+    pub p50_ns: Option<f64>,
     /// 90th percentile.
-    pub p90_ns: f64,
+    pub p90_ns: Option<f64>,
     /// 99th percentile.
-    pub p99_ns: f64,
+    pub p99_ns: Option<f64>,
     /// 99.9th percentile.
-    pub p999_ns: f64,
+    pub p999_ns: Option<f64>,
     /// Longest latency.
     pub max_ns: f64,
 }
 
 impl Latency {
+    /// Names of the [`columns`](Self::columns).
+    pub const COLUMNS: [&str; 6] = ["mean", "p50", "p90", "p99", "p99.9", "max"];
+
     /// Computes the statistics of latencies in ticks.
     pub fn of(ticks: &Counts<FINE>, ns_per_tick: f64) -> Latency {
-        let quantile = |q| ticks.quantile_of_any(q).unwrap_or(0.0) * ns_per_tick;
+        let quantile = |q| ticks.quantile(q).map(|ticks| ticks * ns_per_tick);
         Latency {
             mean_ns: ticks.mean().unwrap_or(0.0) * ns_per_tick,
             p50_ns: quantile(0.50),
@@ -70,6 +74,52 @@ impl Latency {
             p999_ns: quantile(0.999),
             max_ns: ticks.max() as f64 * ns_per_tick,
         }
+        .known(ticks.count())
+    }
+
+    /// Removes the percentiles that are chance, because fewer than ten of `count` requests took
+    /// longer.
+    #[must_use]
+    pub fn known(self, count: u64) -> Latency {
+        let only = |q, ns: Option<f64>| ns.filter(|_| is_known(q, count));
+        Latency {
+            p50_ns: only(0.50, self.p50_ns),
+            p90_ns: only(0.90, self.p90_ns),
+            p99_ns: only(0.99, self.p99_ns),
+            p999_ns: only(0.999, self.p999_ns),
+            ..self
+        }
+    }
+
+    /// Returns the columns of a table, in nanoseconds.
+    pub fn columns(&self) -> [Option<f64>; 6] {
+        [
+            Some(self.mean_ns),
+            self.p50_ns,
+            self.p90_ns,
+            self.p99_ns,
+            self.p999_ns,
+            Some(self.max_ns),
+        ]
+    }
+
+    /// Writes the [`COLUMNS`](Self::COLUMNS) of a table's first line, and ends the line.
+    pub(crate) fn write_head(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for name in Latency::COLUMNS {
+            write!(f, " {name:>10}")?;
+        }
+        writeln!(f)
+    }
+
+    /// Writes the columns in microseconds, with `-` for an unknown percentile, and ends the line.
+    pub(crate) fn write_columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for ns in self.columns() {
+            match ns {
+                Some(ns) => write!(f, " {:>10.2}", ns / 1e3)?,
+                None => write!(f, " {:>10}", "-")?,
+            }
+        }
+        writeln!(f)
     }
 }
 
@@ -109,6 +159,15 @@ pub struct Report {
     pub mb_per_s: f64,
     /// Results by operation, without operations of which no request completed.
     pub operations: Vec<Direction>,
+    /// Number of requests that were in flight when the measured window ended. The latencies in
+    /// `operations` include these requests, unless they failed. The counts `ios` do not, because
+    /// these requests completed later.
+    #[serde(default)]
+    pub in_flight_at_end: u64,
+    /// Time in nanoseconds for which the oldest of these requests had been in flight when the
+    /// window ended. `None` without such requests.
+    #[serde(default)]
+    pub oldest_in_flight_ns: Option<f64>,
     /// CPU time of the workers per request in microseconds.
     pub client_cpu_us_per_request: f64,
     /// CPU usage of the server; `None` for a file, or if it is not known.
@@ -136,6 +195,8 @@ impl Report {
         let seconds = outcome.ns_per_tick * longest as f64 / 1e9;
         let operations = directions(load, workers, outcome.ns_per_tick, seconds);
         let requests: u64 = operations.iter().map(|d| d.ios).sum();
+        let in_flight: u64 = workers.iter().map(|m| m.in_flight_at_end).sum();
+        let oldest = workers.iter().map(|m| m.oldest_in_flight).max();
         let per_request = |n: u64| n as f64 / (requests.max(1)) as f64;
         let sum = |f: fn(&Measured) -> u64| workers.iter().map(f).sum::<u64>();
         let backend = match (outcome.backend_cpu_ns, backend_pid) {
@@ -159,6 +220,10 @@ impl Report {
             iops: operations.iter().map(|d| d.iops).sum(),
             mb_per_s: operations.iter().map(|d| d.mb_per_s).sum(),
             operations,
+            in_flight_at_end: in_flight,
+            oldest_in_flight_ns: oldest
+                .filter(|_| in_flight > 0)
+                .map(|ticks| ticks as f64 * outcome.ns_per_tick),
             client_cpu_us_per_request: per_request(sum(|m| m.cpu_ns)) / 1e3,
             backend,
             kicks_per_request: per_request(sum(|m| m.kicks)),
@@ -185,18 +250,21 @@ fn directions(load: &Load, workers: &[Measured], ns_per_tick: f64, seconds: f64)
         workers
             .iter()
             .for_each(|m| all.merge(&m.latency[op as usize]));
-        let iops = all.count() as f64 / seconds.max(1e-9);
+        let ios: u64 = workers.iter().map(|m| m.in_window[op as usize]).sum();
+        let iops = ios as f64 / seconds.max(1e-9);
         let bytes = if op == Op::Flush { 0 } else { load.bs };
         Direction {
             op: op.name().into(),
-            ios: all.count(),
+            ios,
             iops,
             mb_per_s: iops * f64::from(bytes) / 1e6,
             latency: Latency::of(&all, ns_per_tick),
             histogram: buckets(&all, ns_per_tick),
         }
     };
-    Op::ALL.map(one).into_iter().filter(|d| d.ios > 0).collect()
+    // All requests of a stalled operation may have completed after the window.
+    let happened = |d: &Direction| d.ios > 0 || !d.histogram.is_empty();
+    Op::ALL.map(one).into_iter().filter(happened).collect()
 }
 
 fn buckets(ticks: &Counts<FINE>, ns_per_tick: f64) -> Vec<Bucket> {
@@ -240,17 +308,18 @@ fn verified(workers: &[Measured]) -> Option<Verified> {
 impl Report {
     fn fmt_measured(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<13}{:>11} {:>9}", "latency in us", "IOPS", "MB/s")?;
-        for name in ["mean", "p50", "p90", "p99", "p99.9", "max"] {
-            write!(f, " {name:>10}")?;
-        }
-        writeln!(f)?;
+        Latency::write_head(f)?;
         for d in &self.operations {
             write!(f, "{:<13}{:>11.0} {:>9.1}", d.op, d.iops, d.mb_per_s)?;
-            let l = &d.latency;
-            for ns in [l.mean_ns, l.p50_ns, l.p90_ns, l.p99_ns, l.p999_ns, l.max_ns] {
-                write!(f, " {:>10.2}", ns / 1e3)?;
-            }
-            writeln!(f)?;
+            d.latency.write_columns(f)?;
+        }
+        if let Some(oldest) = self.oldest_in_flight_ns {
+            writeln!(
+                f,
+                "in flight at the end: {}, the oldest for {:.2} us; their latencies are above",
+                self.in_flight_at_end,
+                oldest / 1e3
+            )?;
         }
         write!(
             f,

@@ -260,30 +260,31 @@ impl<const BITS: u32> Counts<BITS> {
         quantile(self.ranges(), self.max as f64, q)
     }
 
-    /// Returns a quantile like [`quantile`], however few values there are.
-    pub fn quantile_of_any(&self, q: f64) -> Option<f64> {
-        quantile_of_any(self.ranges(), self.max as f64, q)
-    }
-
     fn ranges(&self) -> impl Iterator<Item = (f64, f64, u64)> + Clone + use<'_, BITS> {
         let ranges = self.occupied();
         ranges.map(|(from, to, n)| (from as f64, (to - 1) as f64, n))
     }
 }
 
+/// Returns whether at least ten of `count` values lie beyond quantile `q` (0 to 1).
+///
+/// With fewer, the quantile is chance: a p99.9 of 500 values is their maximum.
+pub fn is_known(q: f64, count: u64) -> bool {
+    const MIN_BEYOND: f64 = 10.0;
+    (1.0 - q) * count as f64 >= MIN_BEYOND - 1e-6
+}
+
 /// Returns the value below which a share `q` (0 to 1) of the values lie.
 ///
 /// `ranges` are the buckets in order (from, to, count), and `max` is the largest value. Returns
-/// `None` for `q` above 0.5 if fewer than `MIN_BEYOND` values lie beyond the quantile, because the
-/// result would be random. The median of any values is returned.
+/// `None` for `q` above 0.5 if the quantile is not known ([`is_known`]). The median of any values
+/// is returned.
 pub fn quantile(
     ranges: impl Iterator<Item = (f64, f64, u64)> + Clone,
     max: f64,
     q: f64,
 ) -> Option<f64> {
-    const MIN_BEYOND: f64 = 10.0;
-    let beyond = (1.0 - q) * count(ranges.clone()) as f64;
-    match q > 0.5 && beyond < MIN_BEYOND - 1e-6 {
+    match q > 0.5 && !is_known(q, count(ranges.clone())) {
         true => None,
         false => quantile_of_any(ranges, max, q),
     }
@@ -380,11 +381,11 @@ mod tests {
         let histogram = Histogram::default();
         histogram.record_n(7, 999);
         assert_eq!(histogram.counts().quantile(0.99), None);
-        assert_eq!(histogram.counts().quantile_of_any(0.99), Some(7.0));
         histogram.record_n(7, 1);
         assert_eq!(histogram.counts().quantile(0.99), Some(7.0));
         assert_eq!(Histogram::default().counts().quantile(0.5), None);
-        assert_eq!(Histogram::default().counts().quantile_of_any(0.5), None);
+        assert!(is_known(0.5, 20) && !is_known(0.5, 19));
+        assert!(is_known(0.999, 10_000) && !is_known(0.999, 9_999));
     }
 
     #[test]

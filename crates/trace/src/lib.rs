@@ -16,7 +16,7 @@ pub mod stage;
 pub mod summary;
 
 pub use clock::Clock;
-pub use histogram::{BUCKETS, Histogram, Occupied, middle_of, quantile, range_of};
+pub use histogram::{BUCKETS, Histogram, Occupied, is_known, middle_of, quantile, range_of};
 pub use recorder::{HistogramsState, Recorder, StageHistograms};
 pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord, Wire};
 pub use slow_request::{Now, SlowRequest};

@@ -249,20 +249,26 @@ pub fn results(text: &str) -> Result<Results> {
             fathom_units::cause(cause)
         )));
     }
-    let operations = ["read", "write"]
-        .into_iter()
-        .filter(|op| group[op]["total_ios"].as_u64().unwrap_or(0) > 0)
-        .map(|op| operation(op, &group[op]))
-        .collect::<Option<Vec<Operation>>>()
-        .ok_or_else(|| Error::Fio("the report lacks figures".into()))?;
-    let runtime = |op: &str| group[op]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
-    let figure = |name: &str| group[name].as_f64().unwrap_or(0.0);
+    figures(group).ok_or_else(|| Error::Fio("the report lacks figures".into()))
+}
+
+/// Returns the results of a group, or `None` if figures are missing.
+fn figures(group: &Value) -> Option<Results> {
+    let (mut operations, mut runtime) = (Vec::new(), 0.0f64);
+    for op in ["read", "write"] {
+        let side = &group[op];
+        if side["total_ios"].as_u64().unwrap_or(0) > 0 {
+            operations.push(operation(op, side)?);
+            runtime = runtime.max(side["runtime"].as_f64()? / 1e3);
+        }
+    }
     // Total run time of all jobs, converted from ms to seconds.
-    let spent = figure("job_runtime") / 1e3;
-    Ok(Results {
+    let spent = group["job_runtime"].as_f64()? / 1e3;
+    let cpu_percent = group["usr_cpu"].as_f64()? + group["sys_cpu"].as_f64()?;
+    Some(Results {
         operations,
-        runtime: runtime("read").max(runtime("write")),
-        cpu: (figure("usr_cpu") + figure("sys_cpu")) / 100.0 * spent,
+        runtime,
+        cpu: cpu_percent / 100.0 * spent,
     })
 }
 
@@ -305,9 +311,26 @@ pub fn parse(text: &str, job: &Job<'_>) -> Result<Report> {
     })
 }
 
+/// Returns the latencies of `requests` requests from fio's `clat_ns`. A percentile that fio does
+/// not report, or that is chance, is `None`. Returns `None` if fio measured no latencies, as with
+/// `disable_clat`.
+pub fn latency(clat: &Value, requests: u64) -> Option<Latency> {
+    if clat["N"].as_u64() == Some(0) {
+        return None;
+    }
+    let percentile = |name: &str| clat["percentile"][name].as_f64();
+    let latency = Latency {
+        mean_ns: clat["mean"].as_f64()?,
+        p50_ns: percentile("50.000000"),
+        p90_ns: percentile("90.000000"),
+        p99_ns: percentile("99.000000"),
+        p999_ns: percentile("99.900000"),
+        max_ns: clat["max"].as_f64()?,
+    };
+    Some(latency.known(requests))
+}
+
 fn operation(op: &str, side: &Value) -> Option<Operation> {
-    let latency = &side["clat_ns"];
-    let percentile = |name: &str| latency["percentile"][name].as_f64();
     let (ios, iops) = (side["total_ios"].as_u64()?, side["iops"].as_f64()?);
     Some(Operation {
         op: op.into(),
@@ -317,14 +340,7 @@ fn operation(op: &str, side: &Value) -> Option<Operation> {
         ops_per_s: iops,
         iops,
         mb_per_s: side["bw_bytes"].as_f64()? / 1e6,
-        latency: Latency {
-            mean_ns: latency["mean"].as_f64()?,
-            p50_ns: percentile("50.000000")?,
-            p90_ns: percentile("90.000000")?,
-            p99_ns: percentile("99.000000")?,
-            p999_ns: percentile("99.900000")?,
-            max_ns: latency["max"].as_f64()?,
-        },
+        latency: latency(&side["clat_ns"], ios)?,
         histogram: Vec::new(),
     })
 }
@@ -396,6 +412,25 @@ mod tests {
     }
 
     #[test]
+    fn unknown_percentile_of_fio_stays_unknown() {
+        let clat = serde_json::json!({"N": 900, "mean": 5.0, "max": 9,
+            "percentile": {"50.000000": 4, "99.000000": 8, "99.900000": 9}});
+        let of = |requests| latency(&clat, requests).unwrap();
+        // fio prints a p99.9 of any number of requests, and here no p90.
+        let few = of(900);
+        assert_eq!(
+            (few.p50_ns, few.p90_ns, few.p99_ns),
+            (Some(4.0), None, None)
+        );
+        assert_eq!((few.p999_ns, few.max_ns), (None, 9.0));
+        let many = of(10_000);
+        assert_eq!((many.p90_ns, many.p99_ns), (None, Some(8.0)));
+        assert_eq!(many.p999_ns, Some(9.0));
+        let disabled = serde_json::json!({"N": 0, "mean": 0.0, "max": 0});
+        assert_eq!(latency(&disabled, 900), None);
+    }
+
+    #[test]
     fn a_report_of_another_form_is_an_error() {
         let cases = [
             ("", "not JSON"),
@@ -404,6 +439,10 @@ mod tests {
             (r#"{"jobs": [{}, {}]}"#, "exactly one group"),
             (r#"{"jobs": [{"error": 28}]}"#, "no space left"),
             (r#"{"jobs": [{"read": {"total_ios": 1}}]}"#, "lacks figures"),
+            (
+                r#"{"jobs": [{"usr_cpu": 1, "job_runtime": 9}]}"#,
+                "lacks figures",
+            ),
         ];
         for (text, problem) in cases {
             let error = parse(text, &job(Scenario::RandomReads))

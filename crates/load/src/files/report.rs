@@ -187,21 +187,14 @@ impl Report {
             "{:<13}{:>10} {:>10} {:>9}",
             "latency in us", "op/s", "IOPS", "MB/s"
         )?;
-        for name in ["mean", "p50", "p90", "p99", "p99.9", "max"] {
-            write!(f, " {name:>10}")?;
-        }
-        writeln!(f)?;
+        Latency::write_head(f)?;
         for o in &self.operations {
             write!(
                 f,
                 "{:<13}{:>10.0} {:>10.0} {:>9.1}",
                 o.op, o.ops_per_s, o.iops, o.mb_per_s
             )?;
-            let l = &o.latency;
-            for ns in [l.mean_ns, l.p50_ns, l.p90_ns, l.p99_ns, l.p999_ns, l.max_ns] {
-                write!(f, " {:>10.2}", ns / 1e3)?;
-            }
-            writeln!(f)?;
+            o.latency.write_columns(f)?;
         }
         let ops: f64 = self.operations.iter().map(|o| o.ops_per_s).sum();
         writeln!(

@@ -6,7 +6,8 @@
 use super::told::{Host, Told};
 use anyhow::{Context, bail};
 use fathom_client::split_host;
-use fathom_load::{Direction, Latency};
+use fathom_load::Direction;
+use fathom_load::files::fio::latency;
 use fathom_trace::Bucket;
 use serde_json::{Map, Value};
 use std::io::{self, Read};
@@ -105,48 +106,44 @@ fn understand(told: &Value) -> anyhow::Result<Told> {
     for job in all.iter().filter(|job| job["jobname"] != SUM) {
         let text = |name: &str| job[name].as_str().unwrap_or("?").to_owned();
         let host = format!("{}:{}", text("hostname"), job["port"]);
-        match job["error"].as_i64() {
-            Some(0) => merged.hosts.push(Host {
+        match operations(job) {
+            Ok(operations) => merged.hosts.push(Host {
                 host,
                 job: Some(text("jobname")),
-                operations: OPERATIONS
-                    .iter()
-                    .filter_map(|(fio, op)| direction(&job[fio], op))
-                    .collect(),
+                operations,
                 errors: 0,
                 report: None,
             }),
-            error => merged.fail(
-                host,
-                &format!("{}: error {}", text("jobname"), error.unwrap_or(-1)),
-            ),
+            Err(problem) => merged.fail(host, &format!("{}: {problem}", text("jobname"))),
         }
     }
     Ok(merged)
 }
 
-/// Returns the results of an operation, or `None` without such requests.
+/// Returns the results of a job's operations.
+fn operations(job: &Value) -> Result<Vec<Direction>, String> {
+    match job["error"].as_i64() {
+        Some(0) => {}
+        error => return Err(format!("error {}", error.unwrap_or(-1))),
+    }
+    let happened = |(fio, _): &&(&str, &str)| job[*fio]["total_ios"].as_u64().unwrap_or(0) > 0;
+    let one = |(fio, op): &(&str, &str)| {
+        let missing = "fio reported no rates or no latencies; remove disable_clat from the job";
+        direction(&job[*fio], op).ok_or_else(|| format!("{op}: {missing}"))
+    };
+    OPERATIONS.iter().filter(happened).map(one).collect()
+}
+
+/// Returns the results of an operation, or `None` if figures are missing.
 fn direction(told: &Value, op: &str) -> Option<Direction> {
-    let ios = told["total_ios"].as_u64().filter(|ios| *ios > 0)?;
-    let latency = &told["clat_ns"];
-    let percentile = |name: &str| latency["percentile"][name].as_f64().unwrap_or(0.0);
+    let (ios, clat) = (told["total_ios"].as_u64()?, &told["clat_ns"]);
     Some(Direction {
         op: op.to_owned(),
         ios,
         iops: told["iops"].as_f64()?,
         mb_per_s: told["bw_bytes"].as_f64()? / 1e6,
-        latency: Latency {
-            mean_ns: latency["mean"].as_f64()?,
-            p50_ns: percentile("50.000000"),
-            p90_ns: percentile("90.000000"),
-            p99_ns: percentile("99.000000"),
-            p999_ns: percentile("99.900000"),
-            max_ns: latency["max"].as_f64()?,
-        },
-        histogram: latency["bins"]
-            .as_object()
-            .map(histogram)
-            .unwrap_or_default(),
+        latency: latency(clat, ios)?,
+        histogram: clat["bins"].as_object().map(histogram).unwrap_or_default(),
     })
 }
 
@@ -180,6 +177,8 @@ mod tests {
             job("a", 0, of(100, json!({"900": 100}))),
             job("b", 0, of(100, json!({"10000": 40, "2000": 60}))),
             job("c", 5, Value::Null),
+            job("d", 0, json!({"total_ios": 5, "iops": 1.0, "bw_bytes": 4096,
+                "clat_ns": {"mean": 0.0, "max": 0, "N": 0}})),
             {"jobname": SUM, "hostname": "a", "port": 1, "error": 0, "read": of(200, json!({}))},
         ]});
         let mut told = understand(&told).unwrap();
@@ -189,7 +188,14 @@ mod tests {
         assert_eq!((&read["op"], &read["ios"]), (&json!("read"), &json!(200)));
         let p90 = read["p90_ns"].as_f64().unwrap();
         assert!((p90 - 9000.0).abs() < 1500.0, "{read}");
-        assert_eq!(told.problems(), ["c:1: j: error 5"]);
+        let problems = told.problems();
+        assert_eq!((problems.len(), &*problems[0]), (2, "c:1: j: error 5"));
+        assert!(problems[1].contains("no latencies"), "{problems:?}");
+        // A percentile that fio does not report is unknown, and not 0.
+        let first = &shown["hosts"][0]["operations"][0]["latency"];
+        assert_eq!(first["p50_ns"], 900.0);
+        assert!(first["p90_ns"].is_null(), "{first}");
+        assert!(told.to_string().contains(" - "), "{told}");
         assert_eq!(shown["hosts"][0]["job"], "j");
         assert!(understand(&json!({})).is_err());
     }

@@ -179,9 +179,9 @@ fn compare(rounds: &[Round]) -> Vec<Compared> {
     ops.map(|op| Compared {
         op: op.clone(),
         iops: of(op, &|one| Some(one.iops)),
-        mean: of(op, &|one| Some(one.mean_ns)),
-        p50: of(op, &|one| one.p50_ns),
-        p99: of(op, &|one| one.p99_ns),
+        mean: of(op, &|one| Some(one.latency.mean_ns)),
+        p50: of(op, &|one| one.latency.p50_ns),
+        p99: of(op, &|one| one.latency.p99_ns),
     })
     .collect()
 }
@@ -238,6 +238,7 @@ impl fmt::Display for Noisy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_load::Latency;
 
     #[test]
     fn ratios_are_those_of_a_round() {
@@ -246,12 +247,12 @@ mod tests {
             ios: 1,
             iops,
             mb_per_s: 0.0,
-            mean_ns: 10.0,
-            p50_ns: Some(5.0),
-            p90_ns: None,
-            p99_ns: p99,
-            p999_ns: None,
-            max_ns: 0.0,
+            latency: Latency {
+                mean_ns: 10.0,
+                p50_ns: Some(5.0),
+                p99_ns: p99,
+                ..Latency::default()
+            },
         };
         // The machine becomes slower, but in each round the noise halves the result.
         let round = |iops: f64, p99| Round {

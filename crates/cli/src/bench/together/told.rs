@@ -1,7 +1,7 @@
 //! The merged results of the loads on many hosts.
 
 use crate::servers::Failed;
-use fathom_load::{Direction, Report};
+use fathom_load::{Direction, Latency, Report};
 use fathom_trace::{Merged, OpSummary, StageSummary, Summary};
 use serde::Serialize;
 use std::fmt;
@@ -65,12 +65,8 @@ pub struct Together {
     pub ios: u64,
     pub iops: f64,
     pub mb_per_s: f64,
-    pub mean_ns: f64,
-    pub p50_ns: Option<f64>,
-    pub p90_ns: Option<f64>,
-    pub p99_ns: Option<f64>,
-    pub p999_ns: Option<f64>,
-    pub max_ns: f64,
+    #[serde(flatten)]
+    pub latency: Latency,
 }
 
 impl Told {
@@ -82,35 +78,28 @@ impl Told {
     /// Merges the results of all hosts.
     pub fn merge(&mut self) {
         let mut merged = Merged::default();
-        for host in &mut self.hosts {
+        for host in &self.hosts {
             merged.add(&summary(&host.operations));
-            // The merged result contains the histogram, which is long.
-            host.operations
-                .iter_mut()
-                .for_each(|one| one.histogram.clear());
         }
         let all = merged.summary();
-        let each = || self.hosts.iter().flat_map(|host| &host.operations);
         let operations = all.operations.iter().filter_map(|op| {
-            let total = op.stages.last()?;
-            let these = || each().filter(|one| one.op == op.op);
-            Some(Together {
-                op: op.op.clone(),
-                ios: total.count,
-                iops: these().map(|one| one.iops).sum(),
-                mb_per_s: these().map(|one| one.mb_per_s).sum(),
-                mean_ns: total.mean_ns,
-                p50_ns: total.p50_ns,
-                p90_ns: total.p90_ns,
-                p99_ns: total.p99_ns,
-                p999_ns: total.p999_ns,
-                max_ns: total.max_ns,
-            })
+            let each = self.hosts.iter().flat_map(|host| &host.operations);
+            let these: Vec<_> = each.filter(|one| one.op == op.op).collect();
+            Some(together(&op.op, &these, op.stages.last()?))
         });
         self.operations = operations.collect();
         self.iops = self.operations.iter().map(|op| op.iops).sum();
         self.mb_per_s = self.operations.iter().map(|op| op.mb_per_s).sum();
+        // The merged result contains the histograms, which are long.
+        let each = self.hosts.iter_mut().flat_map(|host| &mut host.operations);
+        each.for_each(|one| one.histogram.clear());
         self.began_within_ms = self.spread.map(|spread| spread.as_secs_f64() * 1e3);
+    }
+
+    /// Returns the number of requests that were in flight when the measurements ended.
+    fn in_flight_at_end(&self) -> u64 {
+        let reports = self.hosts.iter().filter_map(|host| host.report.as_ref());
+        reports.map(|report| report.in_flight_at_end).sum()
     }
 
     /// Returns the number of failed requests on all hosts.
@@ -127,6 +116,39 @@ impl Told {
     }
 }
 
+/// Returns the number of requests whose latencies are known: those of the histogram, which also has
+/// the requests that were in flight at the end.
+fn samples(one: &Direction) -> u64 {
+    match one.histogram.iter().map(|bucket| bucket.2).sum() {
+        0 => one.ios,
+        n => n,
+    }
+}
+
+/// Returns the results of an operation of all hosts. `merged` has its percentiles.
+fn together(op: &str, these: &[&Direction], merged: &StageSummary) -> Together {
+    let sum = |of: fn(&Direction) -> f64| these.iter().map(|one| of(one)).sum::<f64>();
+    let count: u64 = these.iter().map(|one| samples(one)).sum();
+    let spent = sum(|one| one.latency.mean_ns * samples(one) as f64);
+    let latency = Latency {
+        mean_ns: spent / count.max(1) as f64,
+        p50_ns: merged.p50_ns,
+        p90_ns: merged.p90_ns,
+        p99_ns: merged.p99_ns,
+        p999_ns: merged.p999_ns,
+        max_ns: merged.max_ns,
+    };
+    // A host without a histogram is missing in the percentiles, so they are not those of all.
+    let all = these.iter().all(|one| !one.histogram.is_empty());
+    Together {
+        op: op.to_owned(),
+        ios: these.iter().map(|one| one.ios).sum(),
+        iops: sum(|one| one.iops),
+        mb_per_s: sum(|one| one.mb_per_s),
+        latency: latency.known(if all { count } else { 0 }),
+    }
+}
+
 /// Converts results to a summary like those of servers, which can be merged.
 fn summary(operations: &[Direction]) -> Summary {
     let operations = operations.iter().map(|one| OpSummary {
@@ -135,7 +157,7 @@ fn summary(operations: &[Direction]) -> Summary {
         bytes: 0,
         stages: vec![StageSummary {
             stage: "total".to_owned(),
-            count: one.ios,
+            count: samples(one),
             mean_ns: one.latency.mean_ns,
             p50_ns: None,
             p90_ns: None,
@@ -161,7 +183,7 @@ impl fmt::Display for Told {
             "{:<width$} {:<13}{:>11} {:>9}",
             "latency in us", "", "IOPS", "MB/s"
         )?;
-        for name in ["mean", "p50", "p90", "p99", "p99.9", "max"] {
+        for name in Latency::COLUMNS {
             write!(f, " {name:>10}")?;
         }
         writeln!(f)?;
@@ -186,35 +208,29 @@ impl fmt::Display for Told {
         };
         for host in &self.hosts {
             for one in &host.operations {
-                let l = &one.latency;
-                let ns = [l.mean_ns, l.p50_ns, l.p90_ns, l.p99_ns, l.p999_ns, l.max_ns];
                 row(
                     f,
                     &host.name(),
                     &fathom_img::shown(&one.op),
                     one.iops,
                     one.mb_per_s,
-                    ns.map(Some),
+                    one.latency.columns(),
                 )?;
             }
         }
         for one in &self.operations {
-            let ns = [
-                Some(one.mean_ns),
-                one.p50_ns,
-                one.p90_ns,
-                one.p99_ns,
-                one.p999_ns,
-                Some(one.max_ns),
-            ];
             row(
                 f,
                 "all hosts",
                 &fathom_img::shown(&one.op),
                 one.iops,
                 one.mb_per_s,
-                ns,
+                one.latency.columns(),
             )?;
+        }
+        match self.in_flight_at_end() {
+            0 => {}
+            n => writeln!(f, "in flight at the end: {n}; their latencies are above")?,
         }
         write!(
             f,
@@ -227,5 +243,73 @@ impl fmt::Display for Told {
             Some(ms) => writeln!(f, "; all began within {ms:.1} ms"),
             None => writeln!(f),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_trace::Bucket;
+
+    /// Returns a host with `ios` reads in the window, and a histogram of `known` reads.
+    fn host(name: &str, ios: u64, mean_ns: f64, known: u64) -> Host {
+        let buckets = [Bucket(mean_ns, mean_ns + 1.0, known)];
+        let read = Direction {
+            op: "read".to_owned(),
+            ios,
+            iops: ios as f64,
+            mb_per_s: 1.0,
+            latency: Latency {
+                mean_ns,
+                max_ns: mean_ns,
+                ..Latency::default()
+            },
+            histogram: buckets.into_iter().filter(|one| one.2 > 0).collect(),
+        };
+        Host {
+            host: name.to_owned(),
+            job: None,
+            operations: vec![read],
+            errors: 0,
+            report: None,
+        }
+    }
+
+    fn merged(hosts: Vec<Host>) -> Told {
+        let mut told = Told {
+            hosts,
+            ..Told::default()
+        };
+        told.merge();
+        told
+    }
+
+    #[test]
+    fn requests_after_the_window_are_in_latencies_only() {
+        // Each host had a request in flight at the end: it is in its histogram, not in `ios`.
+        let told = merged(vec![host("a", 29, 1000.0, 30), host("b", 9, 9000.0, 10)]);
+        let all = &told.operations[0];
+        assert_eq!((all.ios, all.iops), (38, 38.0));
+        assert!((all.latency.mean_ns - 3000.0).abs() < 1.0, "{all:?}");
+        let median = all.latency.p50_ns.unwrap();
+        assert!((median / 1000.0 - 1.0).abs() < 0.01, "{all:?}");
+        assert_eq!(
+            all.latency.p90_ns, None,
+            "only 4 of 40 requests are beyond it"
+        );
+        let json = serde_json::to_value(all).unwrap();
+        assert!(
+            json["p90_ns"].is_null() && json["max_ns"] == 9000.0,
+            "{json}"
+        );
+    }
+
+    #[test]
+    fn hosts_without_histograms_have_no_percentiles_together() {
+        let told = merged(vec![host("a", 100, 1000.0, 100), host("b", 100, 3000.0, 0)]);
+        let all = &told.operations[0];
+        assert!((all.latency.mean_ns - 2000.0).abs() < 1.0, "{all:?}");
+        assert_eq!((all.ios, all.latency.p50_ns), (200, None));
+        assert_eq!(all.latency.max_ns, 3000.0);
     }
 }
