@@ -126,6 +126,7 @@ pub struct Worker<'a, P, O> {
     port: P,
     observer: O,
     index: u16,
+    range: Range,
     load: &'a Load,
     control: &'a Control,
     clock: &'static Clock,
@@ -168,6 +169,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
             port,
             observer,
             index,
+            range,
             load,
             control,
             clock: Clock::get(),
@@ -253,6 +255,9 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
 
     /// Reads and checks every block whose contents are known.
     fn read_back(&mut self) -> Result<()> {
+        let bs = u64::from(self.load.bs);
+        let start = self.load.offset + self.range.first * bs;
+        self.port.drop_cache(start, self.range.count * bs)?;
         self.source = Source::ReadBack { next: 0 };
         self.budget = u64::MAX;
         self.until_rest = u64::MAX;

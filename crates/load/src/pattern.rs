@@ -16,6 +16,10 @@ pub const SECTOR_WORDS: usize = 64;
 /// Marks a sector of this program. The first word is this number XOR the seed.
 const MAGIC: u64 = 0x6661_7468_6f6d_2e31;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Every word of a buffer before a verified read. No sector that was written has it: the third word
+/// of a pattern is a generation, which has 32 bits.
+const UNREAD: u64 = 0xbad0_da7a_bad0_da7a;
+const _: () = assert!(UNREAD > Generation::MAX as u64);
 
 /// Number of writes to a block so far. The values 0 and 1 are [`UNKNOWN`] and [`ZEROES`].
 pub type Generation = u32;
@@ -30,6 +34,8 @@ pub const FIRST: Generation = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Zeroes,
+    /// The buffer as it was before the read.
+    Unread,
     /// An intact sector written by some run.
     Pattern {
         seed: u64,
@@ -66,7 +72,22 @@ pub fn fill(buffer: Buffer, seed: u64, sector: u64, generation: Generation) {
     }
 }
 
-fn sector_is(buffer: Buffer, at: usize, seed: u64, sector: u64, generation: Generation) -> bool {
+/// Overwrites the buffer of a read that will be verified. Otherwise the data of an earlier request
+/// in the buffer could pass for data that was read.
+pub fn mark_unread(buffer: Buffer) {
+    for i in 0..buffer.words() {
+        buffer.store(i, UNREAD);
+    }
+}
+
+/// Returns whether sector `at` of the buffer is sector `sector` of the disk with this generation.
+pub fn sector_is(
+    buffer: Buffer,
+    at: usize,
+    seed: u64,
+    sector: u64,
+    generation: Generation,
+) -> bool {
     let words = at * SECTOR_WORDS..(at + 1) * SECTOR_WORDS;
     if generation == ZEROES {
         return words.into_iter().all(|i| buffer.load(i) == 0);
@@ -90,6 +111,9 @@ fn identify(buffer: Buffer, at: usize) -> Found {
     if (0..SECTOR_WORDS).all(|i| load(i) == 0) {
         return Found::Zeroes;
     }
+    if (0..SECTOR_WORDS).all(|i| load(i) == UNREAD) {
+        return Found::Unread;
+    }
     let (seed, sector) = (load(0) ^ MAGIC, load(1));
     match Generation::try_from(load(2)) {
         Ok(generation) if sector_is(buffer, at, seed, sector, generation) => Found::Pattern {
@@ -104,6 +128,7 @@ fn identify(buffer: Buffer, at: usize) -> Found {
 fn describe_sector(found: Found, seed: u64, sector: u64) -> String {
     match found {
         Found::Zeroes => "zeroes".into(),
+        Found::Unread => "no data, because the read left its buffer unchanged".into(),
         Found::Damaged => "damaged or foreign data".into(),
         Found::Pattern { seed: other, .. } if other != seed => "data of another run".into(),
         Found::Pattern {
@@ -215,6 +240,19 @@ mod tests {
         // allowed.
         b.0[2 * SECTOR_WORDS + 30..3 * SECTOR_WORDS].fill(0);
         assert!(!matches(b.buffer(), 7, 40, &[5, 6]));
+    }
+
+    #[test]
+    fn buffer_before_a_read_is_no_data() {
+        let mut b = Block::written(2, 40, 5);
+        mark_unread(b.buffer());
+        assert!(!matches(b.buffer(), 7, 40, &[ZEROES, 5]));
+        let found = describe(b.buffer(), 7, 40);
+        assert!(found.starts_with("no data"), "{found}");
+        // A read that transferred only the first sector is not right, either.
+        let whole = Block::written(2, 40, 5);
+        b.0[..SECTOR_WORDS].copy_from_slice(&whole.0[..SECTOR_WORDS]);
+        assert!(!matches(b.buffer(), 7, 40, &[5]));
     }
 
     #[test]

@@ -93,6 +93,12 @@ pub trait Port: Send {
         Ok(())
     }
 
+    /// Makes the following reads of `len` bytes at `offset` come from the storage, if this client
+    /// itself has a cache. Called when no request is in flight.
+    fn drop_cache(&mut self, _offset: u64, _len: u64) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns the number of pages found marked in the dirty log so far.
     fn log_pages(&self) -> u64 {
         0

@@ -197,6 +197,19 @@ fn wrong_contents_are_found() {
 }
 
 #[test]
+fn read_that_transfers_nothing_is_found_in_any_buffer() {
+    // The only slot has written the block before, so its buffer has the right data.
+    let bed = Bed::faulty(Fault::SkipRead, 1);
+    let load = Load {
+        rw: Rw::RandWrite,
+        iodepth: 1,
+        ..mixed(1)
+    };
+    let error = bed.error(load);
+    assert!(error.contains("found no data"), "{error}");
+}
+
+#[test]
 fn a_write_lost_at_the_very_end_is_found_by_reading_back() {
     let bed = Bed::faulty(Fault::LoseWrite, 100);
     let load = Load {

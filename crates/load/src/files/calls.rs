@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Mode, OFlags, fsync, openat, unlinkat};
+use rustix::fs::{Advice, AtFlags, Mode, OFlags, fadvise, fsync, openat, unlinkat};
 use rustix::io::{Errno, pread, retry_on_intr, write};
 
 use super::contents::{self, Memory, Place};
@@ -118,9 +118,15 @@ impl<'a> Calls<'a> {
             .map_err(|e| self.failed("removing", file, e))
     }
 
-    /// Reads all of a file, and returns an error if its contents or size are wrong.
+    /// Reads all of a file, and returns an error if its contents or size are wrong. The file must
+    /// have been written back, so that its data can be read from the disk instead of the page
+    /// cache.
     pub fn check(&mut self, file: File) -> Result<()> {
         let fd = self.open(file, OFlags::RDONLY)?;
+        if !self.options.direct {
+            fadvise(&fd, 0, None, Advice::DontNeed)
+                .map_err(|e| self.failed("dropping from the page cache", file, e))?;
+        }
         for from in (0..file.size).step_by(CHUNK as usize) {
             self.read_block(&fd, file, from, CHUNK.min(file.size - from))?;
         }
@@ -172,6 +178,9 @@ impl<'a> Calls<'a> {
     }
 
     fn read_block(&mut self, fd: &OwnedFd, file: File, from: u32, len: u32) -> Result<()> {
+        if self.options.verify {
+            contents::mark_unread(&mut self.found.get()[..len as usize]);
+        }
         let mut done = 0;
         while done < len as usize {
             let rest = &mut self.found.get()[done..len as usize];

@@ -13,6 +13,9 @@ const SECTOR_LEN: usize = SECTOR as usize;
 /// Marks a sector of this program. The first word is this number XOR the seed.
 const MAGIC: u64 = 0x6661_7468_6f6d_2e32;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Every byte of memory before a verified read. No sector that was written has it: the second word
+/// of a sector is the number of a file, which is far smaller.
+const UNREAD: u8 = 0xba;
 
 /// Memory aligned for O_DIRECT.
 #[derive(Debug)]
@@ -85,6 +88,12 @@ pub fn fill(bytes: &mut [u8], place: Place) {
     }
 }
 
+/// Overwrites the memory of a read that will be verified. Otherwise the data of an earlier read
+/// could pass for data that was read.
+pub fn mark_unread(bytes: &mut [u8]) {
+    bytes.fill(UNREAD);
+}
+
 /// Returns the offset of the first wrong sector, and a description of its contents.
 pub fn find_wrong(bytes: &[u8], place: Place) -> Option<(u64, String)> {
     let sectors = bytes.chunks_exact(SECTOR_LEN).zip(place.onwards());
@@ -102,6 +111,9 @@ fn describe(sector: &[u8], expected: Place) -> String {
     };
     if sector.iter().all(|b| *b == 0) {
         return "zeroes".into();
+    }
+    if sector.iter().all(|b| *b == UNREAD) {
+        return "no data, because the read left its buffer unchanged".into();
     }
     if !found.is_at(sector) {
         return "damaged or foreign data".into();
@@ -169,6 +181,15 @@ mod tests {
         }
         bytes[SECTOR_LEN..2 * SECTOR_LEN].fill(0);
         assert_eq!(find_wrong(&bytes, HERE), Some((4608, "zeroes".into())));
+    }
+
+    #[test]
+    fn memory_before_a_read_is_no_data() {
+        let mut bytes = written(HERE);
+        mark_unread(&mut bytes[SECTOR_LEN..]);
+        let (offset, found) = find_wrong(&bytes, HERE).unwrap();
+        assert_eq!(offset, HERE.offset + u64::from(SECTOR));
+        assert!(found.starts_with("no data"), "{found}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod aio;
 pub mod buffers;
 mod open;
+mod page_cache;
 pub mod psync;
 pub mod status;
 pub mod uring;

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use super::buffers::Buffers;
+use super::page_cache;
 use super::status::{describe_status, fallocate_mode, status};
 use crate::error::Result;
 use crate::memory::Buffer;
@@ -131,5 +132,9 @@ impl Port for Psync {
 
     fn describe_status(&self, status: i32) -> String {
         describe_status(status)
+    }
+
+    fn drop_cache(&mut self, offset: u64, len: u64) -> Result<()> {
+        page_cache::drop_range(&self.file, offset, len)
     }
 }

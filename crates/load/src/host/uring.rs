@@ -10,6 +10,7 @@ use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, opcode, types};
 
 use super::buffers::Buffers;
+use super::page_cache;
 use super::status::{describe_status, fallocate_mode, status};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
@@ -178,5 +179,9 @@ impl Port for Uring {
 
     fn describe_status(&self, status: i32) -> String {
         describe_status(status)
+    }
+
+    fn drop_cache(&mut self, offset: u64, len: u64) -> Result<()> {
+        page_cache::drop_range(&self.file, offset, len)
     }
 }
