@@ -112,7 +112,7 @@ pub struct BenchArgs {
     )]
     rwmixread: u8,
 
-    /// Percentage of discards among all requests
+    /// Percentage of discards among all requests of a load that writes
     #[arg(
         long,
         value_name = "PERCENT",
@@ -121,7 +121,7 @@ pub struct BenchArgs {
     )]
     rwmixtrim: u8,
 
-    /// Percentage of write-zeroes requests among all requests
+    /// Percentage of write-zeroes requests among all requests of a load that writes
     #[arg(
         long,
         value_name = "PERCENT",
@@ -158,6 +158,9 @@ pub struct BenchArgs {
     timeout: Duration,
 
     /// Write patterns, verify every read, and read all data back at the end
+    ///
+    /// With --buffered, reads during the load come from the page cache. Before the data is read
+    /// back at the end, it is written back and dropped from the page cache.
     #[arg(long, help_heading = "Verification")]
     verify: bool,
 

@@ -129,9 +129,10 @@ pub struct Load {
     pub rw: Rw,
     /// Percentage of reads in the mixed modes; the rest are writes.
     pub rwmixread: u8,
-    /// Percentage of discards among all requests except flushes, in any mode.
+    /// Percentage of discards among all requests except flushes. Rejected if the mode only reads.
     pub rwmixtrim: u8,
-    /// Percentage of write-zeroes among all requests except flushes, in any mode.
+    /// Percentage of write-zeroes among all requests except flushes. Rejected if the mode only
+    /// reads.
     pub rwmixzero: u8,
     /// Size of a request in bytes.
     pub bs: u32,
@@ -367,6 +368,18 @@ impl Load {
         {
             return refuse("percentages must not pass 100");
         }
+        for (option, share) in [
+            ("--rwmixtrim", self.rwmixtrim),
+            ("--rwmixzero", self.rwmixzero),
+        ] {
+            if share > 0 && self.rw.is_read_only() {
+                return refuse(format!(
+                    "{option} would change the disk, and --rw {} only reads: use --rw {}",
+                    self.rw,
+                    if self.rw.is_random() { "randrw" } else { "rw" }
+                ));
+            }
+        }
         if !self.offset.is_multiple_of(u64::from(SECTOR)) {
             return refuse(format!("--offset must be a multiple of {SECTOR}"));
         }
@@ -387,7 +400,7 @@ impl Load {
 
     /// Returns whether any request changes the disk.
     pub fn writes(&self) -> bool {
-        !self.verify_only && (!self.rw.is_read_only() || self.rwmixtrim + self.rwmixzero > 0)
+        !self.verify_only && !self.rw.is_read_only()
     }
 }
 
@@ -467,5 +480,36 @@ impl File {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn load_that_only_reads_changes_nothing() {
+        let options = |rw, rwmixtrim, rwmixzero| Options {
+            target: Target::File(File::new("/nowhere")),
+            load: Load {
+                rw,
+                rwmixtrim,
+                rwmixzero,
+                ..Load::default()
+            },
+        };
+        let refusal = |rw, trim, zero| {
+            let error = options(rw, trim, zero).validate().unwrap_err();
+            error.to_string()
+        };
+        let error = refusal(Rw::RandRead, 10, 0);
+        assert!(
+            error.contains("--rwmixtrim") && error.contains("randrw"),
+            "{error}"
+        );
+        assert!(refusal(Rw::Read, 0, 1).contains("--rwmixzero"));
+        options(Rw::RandRead, 0, 0).validate().unwrap();
+        options(Rw::RandRw, 10, 10).validate().unwrap();
+        options(Rw::RandTrim, 0, 10).validate().unwrap();
     }
 }
