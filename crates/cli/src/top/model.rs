@@ -132,7 +132,7 @@ fn tame(sample: &mut Sample) {
 }
 
 /// Merges the latency histograms of the disks.
-fn merge(rows: &[Row<'_>]) -> BTreeMap<u32, u64> {
+fn merge(rows: &[&Row<'_>]) -> BTreeMap<u32, u64> {
     let mut merged = BTreeMap::new();
     for (bucket, n) in rows.iter().flat_map(|row| &row.disk.histogram) {
         let sum: &mut u64 = merged.entry(*bucket).or_default();
@@ -259,13 +259,20 @@ impl Model {
         self.problems.contains_key(server)
     }
 
-    /// Returns the totals of all servers and of the disks in `rows`.
+    /// Returns the totals of all running servers, and of their disks in `rows`.
+    ///
+    /// A stopped server is still shown for a while, but does not count: after an upgrade, its
+    /// successor has the same disks.
     pub fn totals(&self, rows: &[Row<'_>]) -> Totals {
+        let rows: Vec<_> = rows.iter().filter(|row| !row.is_gone).collect();
         // `fold`, because an empty `sum` of floats is -0.
-        let sum = |of: &dyn Fn(&Row<'_>) -> f64| rows.iter().map(of).fold(0.0, |a, b| a + b);
+        let sum = |of: &dyn Fn(&Row<'_>) -> f64| {
+            let each = rows.iter().map(|row| of(row));
+            each.fold(0.0, |a, b| a + b)
+        };
         let (read_iops, write_iops) = (sum(&|row| row.iops("read")), sum(&|row| row.iops("write")));
         let servers = self.samples();
-        let histogram = merge(rows);
+        let histogram = merge(&rows);
         let max = rows
             .iter()
             .filter_map(|row| row.disk.all.max_us)
@@ -312,8 +319,15 @@ mod tests {
         );
         assert_eq!(totals.read_bytes_per_second, 160.0 * 4096.0);
         model.lose("a", None, now);
-        assert!(model.rows()[0].is_gone);
+        let rows = model.rows();
+        assert!(rows.len() == 3 && rows[0].is_gone);
         assert_eq!(model.samples().count(), 1);
+        // Only the running server counts, also in percentiles.
+        let totals = model.totals(&rows);
+        assert_eq!(
+            (totals.servers, totals.disks, totals.read_iops),
+            (1, 1, 10.0)
+        );
         model.expire(now + Duration::from_secs(2));
         assert_eq!(model.rows().len(), 3);
         // The server was upgraded: its disks continue.
@@ -336,6 +350,21 @@ mod tests {
         assert_eq!(model.rows().len(), 1);
         assert!(model.row(&key("x")).is_none());
         assert_eq!(model.problems().collect::<Vec<_>>(), [("a", "no")]);
+    }
+
+    #[test]
+    fn upgraded_server_counts_once() {
+        let mut model = Model::default();
+        let disks = || vec![disk("x", 100.0)];
+        model.take("run/1.sock".into(), sample(1, disks()), None);
+        model.lose("run/1.sock", None, Instant::now());
+        // The successor has another socket, and the predecessor is still shown.
+        model.take("run/2.sock".into(), sample(2, disks()), None);
+        let rows = model.rows();
+        let totals = model.totals(&rows);
+        assert_eq!((rows.len(), totals.disks, totals.read_iops), (2, 1, 100.0));
+        assert_eq!((totals.cpu_percent, totals.p99_us), (25.0, None));
+        assert_eq!(totals.read_bytes_per_second, 409_600.0);
     }
 
     #[test]

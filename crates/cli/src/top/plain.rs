@@ -44,11 +44,9 @@ pub fn run(mut state: State, feed: &Feed, count: Option<u64>, json: bool) -> any
         let mut out = std::io::stdout().lock();
         match json {
             true => {
-                let mut rows = state.rows();
-                rows.retain(|row| !row.is_gone);
                 let told = Told {
                     servers: filtered(&state),
-                    total: state.model.totals(&rows),
+                    total: state.model.totals(&state.rows()),
                     failed: failed(&state),
                 };
                 writeln!(out, "{}", serde_json::to_string(&told)?)?;
