@@ -9,11 +9,9 @@ use clap::{ArgGroup, Args};
 use fathom_client::split_host;
 use fathom_load::Load;
 use fathom_tls::{ClientFiles, ClientTls, open_here};
-use parking_lot::Mutex;
 use rustls::{ClientConnection, StreamOwned};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -82,6 +80,9 @@ pub struct Clients {
     pub tls_hostname: Option<String>,
 }
 
+/// Problem of a host whose thread has panicked.
+const PANICKED: &str = "the thread for this host has panicked";
+
 type Socket = StreamOwned<ClientConnection, TcpStream>;
 
 /// When the client sent the start message to a host, and when it received the confirmation.
@@ -118,47 +119,23 @@ impl Clients {
 ///
 /// Fails before any load has started if one of the hosts cannot run its load.
 pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
-    // No load starts unless all hosts are ready.
-    let (ready, refusals) = (Barrier::new(parts.len()), Mutex::new(Vec::new()));
-    let one = |Part { host, load }: &Part| {
-        let wire = Terms::of(load).and_then(|terms| prepare(args, host, &terms));
-        let wire = wire.map_err(|error| refusals.lock().push(format!("{host}: {error:#}")));
-        ready.wait();
-        match wire {
-            Ok(wire) if refusals.lock().is_empty() => Some(go(wire, load)),
-            _ => None,
-        }
-    };
-    let ended: Vec<_> = std::thread::scope(|scope| {
-        let one = &one;
-        let all: Vec<_> = parts
-            .iter()
-            .map(|part| scope.spawn(move || one(part)))
-            .collect();
-        all.into_iter()
-            .map(std::thread::ScopedJoinHandle::join)
-            .collect()
-    });
-    let mut refusals = refusals.into_inner();
-    refusals.sort();
-    if let Some(first) = refusals.first() {
-        let more = match refusals.len() {
-            1 => String::new(),
-            n => format!(" (and {} more)", n - 1),
-        };
-        bail!("{first}{more}; no load was started");
-    }
+    let ready = all_ready(parts, |part| {
+        let terms = Terms::of(&part.load)?;
+        prepare(args, &part.host, &terms)
+    })?;
+    let started: Vec<_> = parts.iter().zip(ready).collect();
+    let ended = at_once(started, |(part, wire)| go(wire, &part.load));
     let (mut told, mut begins) = (Told::default(), Vec::new());
     for (part, ended) in parts.iter().zip(ended) {
         let host = part.host.clone();
-        match ended.ok().flatten() {
+        match ended {
             Some(Ok((gone, done))) => {
                 let began = done.began_us.map(Duration::from_micros);
                 begins.push(began.map(|began| (gone.told + began, gone.heard + began)));
                 told.hosts.push(Host::of(host, done.report));
             }
             Some(Err(error)) => told.fail(host, &format!("{error:#}")),
-            None => told.fail(host, "the thread for this host has panicked"),
+            None => told.fail(host, PANICKED),
         }
     }
     // The hosts' clocks are unknown. But each load began between two bounds: its delay after the
@@ -170,6 +147,49 @@ pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
         Some(last - first)
     });
     Ok(told)
+}
+
+/// Prepares all hosts at the same time. Returns what `prepare` returned for each of them.
+///
+/// # Errors
+///
+/// Fails with the names of the hosts that are not ready, after all have been tried: no load starts
+/// unless all hosts are ready.
+fn all_ready<T: Send>(
+    parts: &[Part],
+    prepare: impl Fn(&Part) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<Vec<T>> {
+    let (mut ready, mut refusals) = (Vec::new(), Vec::new());
+    for (part, prepared) in parts.iter().zip(at_once(parts.iter().collect(), prepare)) {
+        let prepared = prepared.unwrap_or_else(|| Err(anyhow!(PANICKED)));
+        match prepared {
+            Ok(one) => ready.push(one),
+            Err(error) => refusals.push(format!("{}: {error:#}", part.host)),
+        }
+    }
+    refusals.sort();
+    let Some(first) = refusals.first() else {
+        return Ok(ready);
+    };
+    let more = match refusals.len() {
+        1 => String::new(),
+        n => format!(" (and {} more)", n - 1),
+    };
+    bail!("{first}{more}; no load was started")
+}
+
+/// Calls `work` for each item in a thread of its own, and waits for all of them. Returns `None` for
+/// an item whose thread has panicked.
+///
+/// No thread waits for another one: a barrier would never open after a panic.
+fn at_once<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> T + Sync) -> Vec<Option<T>> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let all: Vec<_> = { items.into_iter() }
+            .map(|item| scope.spawn(move || work(item)))
+            .collect();
+        all.into_iter().map(|one| one.join().ok()).collect()
+    })
 }
 
 /// Connects to an agent and sends the load; returns when the agent is ready to start.
@@ -239,5 +259,39 @@ fn go(mut wire: Wire<Socket>, load: &Load) -> anyhow::Result<(Gone, Done)> {
             is_stopping = true;
             ends = Some(Instant::now() + load.timeout + LATE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(hosts: &[&str]) -> Vec<Part> {
+        let part = |host: &&str| Part {
+            host: (*host).to_owned(),
+            load: Load::default(),
+        };
+        hosts.iter().map(part).collect()
+    }
+
+    #[test]
+    fn host_whose_thread_panics_stops_no_other_host() {
+        let hosts = parts(&["good", "late", "panics"]);
+        let prepare = |part: &Part| match &*part.host {
+            "panics" => panic!("as expected by this test"),
+            "late" => bail!("no reply"),
+            host => Ok(host.to_owned()),
+        };
+        let error = all_ready(&hosts, prepare).unwrap_err().to_string();
+        assert_eq!(error, "late: no reply (and 1 more); no load was started");
+        assert_eq!(all_ready(&hosts[..1], prepare).unwrap(), ["good"]);
+        let error = all_ready(&hosts[2..], prepare).unwrap_err().to_string();
+        assert!(error.contains("panics: the thread"), "{error}");
+        let ended = at_once(hosts, |part| {
+            assert_ne!(part.host, "panics", "as expected by this test");
+            part.host
+        });
+        let ended: Vec<_> = ended.iter().map(|one| one.as_deref()).collect();
+        assert_eq!(ended, [Some("good"), Some("late"), None]);
     }
 }
