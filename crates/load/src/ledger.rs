@@ -2,8 +2,9 @@
 //!
 //! The ledger has two generations per block: the last completed write, and a write in flight. If
 //! the run ends early, the write in flight stays recorded, and a later run knows that the block may
-//! have either generation. A ledger with a state file is a mapping of that file. The file is valid
-//! at any time, even if this process is killed.
+//! have either generation. A read that shows the newer one removes the older one. A ledger with a
+//! state file is a mapping of that file. The file is valid at any time, even if this process is
+//! killed.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;

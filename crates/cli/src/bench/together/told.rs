@@ -99,7 +99,7 @@ impl Told {
     /// Returns the number of requests that were in flight when the measurements ended.
     fn in_flight_at_end(&self) -> u64 {
         let reports = self.hosts.iter().filter_map(|host| host.report.as_ref());
-        reports.map(|report| report.in_flight_at_end).sum()
+        total(reports.map(|report| report.in_flight_at_end))
     }
 
     /// Returns the number of failed requests on all hosts.
@@ -116,10 +116,15 @@ impl Told {
     }
 }
 
+/// Returns the sum of numbers of hosts, which may send anything.
+fn total(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
+}
+
 /// Returns the number of requests whose latencies are known: those of the histogram, which also has
 /// the requests that were in flight at the end.
 fn samples(one: &Direction) -> u64 {
-    match one.histogram.iter().map(|bucket| bucket.2).sum() {
+    match total(one.histogram.iter().map(|bucket| bucket.2)) {
         0 => one.ios,
         n => n,
     }
@@ -128,7 +133,7 @@ fn samples(one: &Direction) -> u64 {
 /// Returns the results of an operation of all hosts. `merged` has its percentiles.
 fn together(op: &str, these: &[&Direction], merged: &StageSummary) -> Together {
     let sum = |of: fn(&Direction) -> f64| these.iter().map(|one| of(one)).sum::<f64>();
-    let count: u64 = these.iter().map(|one| samples(one)).sum();
+    let count = total(these.iter().map(|one| samples(one)));
     let spent = sum(|one| one.latency.mean_ns * samples(one) as f64);
     let latency = Latency {
         mean_ns: spent / count.max(1) as f64,
@@ -142,7 +147,7 @@ fn together(op: &str, these: &[&Direction], merged: &StageSummary) -> Together {
     let all = these.iter().all(|one| !one.histogram.is_empty());
     Together {
         op: op.to_owned(),
-        ios: these.iter().map(|one| one.ios).sum(),
+        ios: total(these.iter().map(|one| one.ios)),
         iops: sum(|one| one.iops),
         mb_per_s: sum(|one| one.mb_per_s),
         latency: latency.known(if all { count } else { 0 }),
