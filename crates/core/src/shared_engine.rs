@@ -128,6 +128,8 @@ pub(crate) struct Share {
     reserved: usize,
     /// The memory of this member's sources is registered.
     pins: bool,
+    /// The memory that this member has registered.
+    memory: Vec<Buffer>,
     files: Vec<FileId>,
     sockets: Vec<RawFd>,
     watched: Vec<(RawFd, Token)>,
@@ -141,6 +143,7 @@ impl Share {
             in_flight: Rc::default(),
             reserved: 0,
             pins: false,
+            memory: Vec::new(),
             files: Vec::new(),
             sockets: Vec::new(),
             watched: Vec::new(),
@@ -194,12 +197,18 @@ impl Engine for Share {
         if self.pins {
             // SAFETY: as required of the caller.
             unsafe { self.shared.engine.borrow_mut().add_memory(memory) };
+            self.memory.extend_from_slice(memory);
         }
     }
 
     fn remove_memory(&mut self, memory: &[Buffer]) {
         if self.pins {
             self.shared.engine.borrow_mut().remove_memory(memory);
+            for buffer in memory {
+                if let Some(known) = self.memory.iter().position(|known| known == buffer) {
+                    self.memory.swap_remove(known);
+                }
+            }
         }
     }
 
@@ -279,7 +288,86 @@ impl Drop for Share {
         for file in &self.files {
             engine.remove_file(*file);
         }
+        // Memory of sources that were never detached. The engine would use it for whatever is
+        // mapped at its address next.
+        engine.remove_memory(&self.memory);
         let reserved = &self.shared.reserved;
         reserved.set(reserved.get() - self.reserved);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An engine that lists the memory it has.
+    struct Listing(Rc<RefCell<Vec<Buffer>>>);
+
+    impl Engine for Listing {
+        fn name(&self) -> &'static str {
+            "listing"
+        }
+
+        fn reserve(&mut self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn add_file(&mut self, _: BorrowedFd<'_>) -> io::Result<FileId> {
+            Ok(FileId(0))
+        }
+
+        fn remove_file(&mut self, _: FileId) {}
+
+        fn pin_memory(&mut self) -> bool {
+            true
+        }
+
+        unsafe fn add_memory(&mut self, memory: &[Buffer]) {
+            self.0.borrow_mut().extend_from_slice(memory);
+        }
+
+        fn remove_memory(&mut self, memory: &[Buffer]) {
+            let mut listed = self.0.borrow_mut();
+            for buffer in memory {
+                let place = listed.iter().position(|known| known == buffer);
+                listed.swap_remove(place.expect("memory that was added"));
+            }
+        }
+
+        unsafe fn push(&mut self, _: Io, _: Token) {}
+
+        fn watch(&mut self, _: RawFd, _: Token) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn unwatch(&mut self, _: RawFd, _: Token) {}
+
+        fn submit(&mut self, _: Wait, _: &mut Vec<Completion>) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn ready(&mut self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn dropped_share_removes_its_memory() {
+        let listed = Rc::default();
+        let shared = SharedEngine::new(Box::new(Listing(Rc::clone(&listed))));
+        let memory = [1, 2, 1].map(|n| Buffer { addr: n, len: 1 });
+        let mut shares = [0, 1].map(|member| Share::new(&shared, member));
+        for share in &mut shares {
+            assert!(share.pin_memory());
+            // SAFETY: the engine does not use the memory.
+            unsafe { share.add_memory(&memory) };
+        }
+        shares[0].remove_memory(&memory[..1]);
+        assert_eq!(listed.borrow().len(), 5);
+        let [first, second] = shares;
+        drop(first);
+        assert_eq!(*listed.borrow(), memory);
+        drop(second);
+        assert!(listed.borrow().is_empty());
     }
 }
