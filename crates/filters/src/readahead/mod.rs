@@ -14,6 +14,7 @@ use fathom_core::{Channel, Cx, DiskInfo, Op, PartState, RequestId};
 use regions::Regions;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use streams::Streams;
 use windows::{Hit, Windows};
 
@@ -23,6 +24,8 @@ const MOST_WINDOWS: u64 = 1024;
 pub(crate) struct Readahead {
     /// Writes in flight and completed, by region, for all workers of the disk.
     regions: Arc<Regions>,
+    /// Size of the disk in bytes; 0 before the first worker has started.
+    disk: Arc<AtomicU64>,
 }
 
 pub(crate) struct Settings {
@@ -78,10 +81,12 @@ impl Kind for Readahead {
     fn new(_: &Settings, _: &Filters, _: Option<PartState>) -> Result<Readahead, String> {
         Ok(Readahead {
             regions: Arc::new(Regions::new()),
+            disk: Arc::default(),
         })
     }
 
     fn resized(&self, before: u64, now: u64) {
+        self.disk.store(now, Ordering::Relaxed);
         let (start, end) = (before.min(now), before.max(now));
         self.regions.begin_write(start, end - start);
         self.regions.end_write(start, end - start);
@@ -93,8 +98,11 @@ impl Kind for Readahead {
         cx: &mut Cx,
         below: &DiskInfo,
     ) -> io::Result<Box<dyn Layer>> {
+        // The disk may have been resized since `below` was read.
+        let order = Ordering::Relaxed;
+        let _ = self.disk.compare_exchange(0, below.size, order, order);
         Ok(Box::new(ReadingAhead {
-            windows: Windows::new(cx, MOST_WINDOWS as usize, below.size)?,
+            windows: Windows::new(cx, MOST_WINDOWS as usize, self.disk.clone())?,
             settings,
             streams: Streams::default(),
             regions: self.regions.clone(),

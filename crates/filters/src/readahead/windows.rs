@@ -5,6 +5,8 @@ use fathom_core::AlignedBuffer;
 use fathom_core::segments::write_at;
 use fathom_core::{Channel, Cx, Op, Owner, RequestId, Stage};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A range of the disk in memory.
 struct Window {
@@ -24,7 +26,8 @@ struct Window {
 pub(super) struct Windows {
     windows: Vec<Window>,
     owner: Owner,
-    disk: u64,
+    /// Size of the disk in bytes.
+    disk: Arc<AtomicU64>,
     uses: u64,
 }
 
@@ -36,7 +39,7 @@ pub(super) enum Hit {
 }
 
 impl Windows {
-    pub(super) fn new(cx: &mut Cx, most: usize, disk: u64) -> io::Result<Windows> {
+    pub(super) fn new(cx: &mut Cx, most: usize, disk: Arc<AtomicU64>) -> io::Result<Windows> {
         Ok(Windows {
             windows: Vec::new(),
             owner: cx.reserve_children(most)?,
@@ -89,7 +92,8 @@ impl Windows {
         offset: u64,
         (most, size): (usize, u64),
     ) -> u64 {
-        let len = size.min(self.disk.saturating_sub(offset));
+        let disk = self.disk.load(Ordering::Relaxed);
+        let len = size.min(disk.saturating_sub(offset));
         let Some(seen) = regions.look(offset, len).filter(|_| len > 0) else {
             return 0;
         };

@@ -128,3 +128,18 @@ fn a_write_under_way_hides_what_was_read_before() {
     assert!(peer.answers(2).iter().all(|answer| answer.error == 0));
     assert_eq!(peer.do_it(read()).data, [7; 4096]);
 }
+
+#[test]
+fn reading_ahead_goes_beyond_the_old_end_of_a_grown_disk() {
+    let bed = Bed::new(&["readahead:size=64k,after=0"], 1);
+    let mut peer = bed.peer();
+    assert_eq!(peer.do_it(Ask::read(0, 4096)).error, 0);
+    let old = bed.bytes().len();
+    bed.disk.bytes.lock().resize(2 * old, 7);
+    bed.filters[0].resized(old as u64, 2 * old as u64);
+    assert_eq!(peer.do_it(Ask::read(old as u64, 4096)).data, [7; 4096]);
+    bed.disk.hold();
+    let next = peer.do_it(Ask::read(old as u64 + 4096, 4096));
+    assert_eq!(next.data, [7; 4096], "it is in memory");
+    bed.disk.release();
+}
