@@ -102,9 +102,13 @@ impl DiskLayer for Filtered {
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         let before = self.below.info().size;
-        let size = self.below.resize(to)?;
-        self.filter.resized(before, size);
-        Ok(size)
+        let resized = self.below.resize(to);
+        // After an error, too, the disk may have another size.
+        let now = self.below.info().size;
+        if resized.is_ok() || now != before {
+            self.filter.resized(before, now);
+        }
+        resized
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
@@ -120,5 +124,86 @@ impl DiskLayer for Filtered {
             below,
             newest: cx.newest_owner(),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::about::About;
+    use fathom_core::testing::TestDisk;
+    use fathom_core::{Part, Resize};
+    use parking_lot::Mutex;
+    use std::io;
+
+    /// A disk that shrinks and reports an error.
+    struct Shrinking {
+        below: Arc<TestDisk>,
+        size: Mutex<u64>,
+    }
+
+    impl DiskLayer for Shrinking {
+        fn below(&self) -> &dyn Disk {
+            &*self.below
+        }
+
+        fn info(&self) -> DiskInfo {
+            DiskInfo {
+                size: *self.size.lock(),
+                ..self.below.info()
+            }
+        }
+
+        fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+            *self.size.lock() = to.size.expect("a size");
+            Err(DiskError::Refused("the new size is not durable".into()))
+        }
+    }
+
+    /// A filter that records the sizes it is told.
+    #[derive(Default)]
+    struct Listening(Mutex<Vec<(u64, u64)>>);
+
+    impl Part for Listening {}
+
+    impl Filter for Listening {
+        fn about(&self) -> &'static About {
+            unreachable!("not asked for")
+        }
+
+        fn values(&self) -> Vec<(&'static str, String)> {
+            Vec::new()
+        }
+
+        fn set(&self, _: &[(String, String)]) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn resized(&self, before: u64, now: u64) {
+            self.0.lock().push((before, now));
+        }
+
+        fn layer(&self, _: &mut Cx, _: &DiskInfo) -> io::Result<Box<dyn Layer>> {
+            unreachable!("the disk has no worker")
+        }
+    }
+
+    #[test]
+    fn filter_sees_the_size_after_a_failed_resize() {
+        let filter = Arc::new(Listening::default());
+        let disk = Shrinking {
+            below: TestDisk::new(),
+            size: Mutex::new(4096),
+        };
+        let disk = wrap(Arc::new(disk), filter.clone());
+        for _ in 0..2 {
+            let resized = disk.resize(&Resize {
+                size: Some(512),
+                shrink: true,
+                settle: &|| Ok(()),
+            });
+            assert!(resized.is_err());
+        }
+        assert_eq!(*filter.0.lock(), [(4096, 512)]);
     }
 }

@@ -241,12 +241,14 @@ impl DiskLayer for Tap {
         if after < before {
             self.bitmaps.mark_from(after);
         }
-        let after = self.below.resize(to)?;
+        let resized = self.below.resize(to);
+        // After an error, too, the disk may have another size.
+        let after = self.below.info().size;
         if after < before {
             self.bitmaps.mark_from(after);
         }
         self.bitmaps.resized(after);
-        Ok(after)
+        resized
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

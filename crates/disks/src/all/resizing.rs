@@ -58,7 +58,7 @@ impl Objects {
             disk.resized();
         }
         if let Err(error) = &resized {
-            tracing::warn!("disk '{name}': not resized: {error}");
+            tracing::warn!("disk '{name}': resize failed: {error}");
         }
         let answer = resized.map(|size| Size { size, owner: None }.into());
         if let Some((responder, _)) = self.activities.end(name) {
