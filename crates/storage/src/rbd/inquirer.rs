@@ -98,14 +98,69 @@ fn lengthen(image: &Image, len: u64) -> io::Result<()> {
 fn find(image: &Image, at: u64, len: u64) -> io::Result<Found> {
     // No data exists beyond the image's end.
     let there = len.min(ImageFile::len(image)?.saturating_sub(at));
-    let (mut data, is_cut) = match there {
-        0 => (Vec::new(), false),
-        there => image.data(at, there, MAX_RANGES)?,
-    };
-    data.sort_unstable();
-    let end = match data.last() {
-        Some((start, len)) if is_cut => start + len,
-        _ => at + len,
-    };
+    find_by(|there| image.data(at, there, MAX_RANGES), at, len, there)
+}
+
+/// Returns the data in `len` bytes from `at` on, of which the image has `there` bytes. `ask`
+/// returns the data ranges in a number of bytes from `at` on, and whether they are incomplete.
+///
+/// The library reports ranges object by object. In a striped image, a range that is missing may lie
+/// anywhere, so that an incomplete answer is useless.
+fn find_by(
+    ask: impl Fn(u64) -> io::Result<(Vec<(u64, u64)>, bool)>,
+    at: u64,
+    len: u64,
+    mut there: u64,
+) -> io::Result<Found> {
+    let mut end = at + len;
+    while there > 0 {
+        let (mut data, is_incomplete) = ask(there)?;
+        if !is_incomplete {
+            data.sort_unstable();
+            return Ok(Found { data, end });
+        }
+        there = (there / 2).next_multiple_of(512);
+        end = at + there;
+    }
+    let data = Vec::new();
     Ok(Found { data, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Stripe unit and number of objects of a striped image.
+    const UNIT: u64 = 4096;
+    const OBJECTS: u64 = 8;
+
+    /// Returns the data of an image whose stripes all have data in their first half.
+    fn ask(at: u64, len: u64) -> (Vec<(u64, u64)>, bool) {
+        let of_object = |object| {
+            let stripes = (0..).map(move |n| (n * OBJECTS + object) * UNIT);
+            stripes.take_while(move |start| *start < at + len)
+        };
+        let all = (0..OBJECTS)
+            .flat_map(of_object)
+            .filter(|start| *start >= at);
+        let found = all.map(|start| (start, UNIT / 2)).collect::<Vec<_>>();
+        let is_cut = found.len() > MAX_RANGES;
+        (found.into_iter().take(MAX_RANGES).collect(), is_cut)
+    }
+
+    #[test]
+    fn no_data_of_a_striped_image_is_taken_for_a_gap() {
+        let (size, mut at, mut answers) = (10_000 * UNIT, 0, 0);
+        let mut data = Vec::new();
+        while at < size {
+            let len = size - at;
+            let found = find_by(|there| Ok(ask(at, there)), at, len, len).expect("an answer");
+            data.extend(found.data);
+            assert!(found.end > at);
+            (at, answers) = (found.end, answers + 1);
+        }
+        let all = (0..10_000).map(|n| (n * UNIT, UNIT / 2));
+        assert!(data.into_iter().eq(all));
+        assert!(answers < 10, "{answers}");
+    }
 }
