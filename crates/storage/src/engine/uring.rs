@@ -452,10 +452,17 @@ impl Drop for IoUring {
             let cancel = opcode::AsyncCancel2::new(all).build();
             self.queue(cancel.user_data(Token::ENGINE.to_u64()));
         }
+        let mut is_reported = false;
         while self.in_flight + self.on_sockets > 0 {
+            // After an error, too, the owners of the memory must not get it back.
             if let Err(error) = self.submit(Wait::Forever, &mut scrap) {
-                tracing::error!("io_uring: cannot wait for I/O in flight: {}", cause(error));
-                return;
+                if !std::mem::replace(&mut is_reported, true) {
+                    tracing::error!(
+                        "io_uring: cannot wait for I/O in flight, which is retried: {}",
+                        cause(error)
+                    );
+                }
+                std::thread::sleep(RETRY);
             }
             scrap.clear();
         }
@@ -486,6 +493,9 @@ const MANY_COMPLETIONS: u32 = 32768;
 /// Maximum number of deferred completions that the kernel runs in one call
 /// (IO_LOCAL_TW_DEFAULT_MAX).
 const DEFERRED_RUN: usize = 20;
+
+/// Interval between two attempts to wait for operations in flight after the kernel has refused.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Completion queue entries reserved for watches.
 const WATCH_ROOM: u32 = 256;
