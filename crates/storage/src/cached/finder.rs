@@ -38,6 +38,12 @@ pub(super) const WELCOME: Duration = Duration::from_secs(30);
 /// Timeout for a new keeper's start.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Interval between the first and the second start of a keeper.
+const FIRST_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Number of times that this interval is doubled.
+const MOST_DOUBLINGS: u32 = 7;
+
 /// Timeout for a keeper to accept a connection.
 const DIAL: Duration = Duration::from_secs(2);
 
@@ -109,6 +115,7 @@ pub fn find_or_start(terms: &Terms, started: &mut dyn FnMut(Child)) -> io::Resul
     let place = terms.place();
     let deadline = Instant::now() + PATIENCE;
     let mut child: Option<Child> = None;
+    let mut starts = Starts::default();
     let found = loop {
         match dial(&place) {
             Err(error) if is_absent(&error) && Instant::now() < deadline => {}
@@ -118,7 +125,7 @@ pub fn find_or_start(terms: &Terms, started: &mut dyn FnMut(Child)) -> io::Resul
         let is_there = child
             .as_mut()
             .is_some_and(|child| matches!(child.try_wait(), Ok(None)));
-        if !is_there {
+        if !is_there && starts.is_due(Instant::now()) {
             match start(terms) {
                 Ok(new) => child.replace(new).into_iter().for_each(&mut *started),
                 Err(error) => break Err(told(&place, false, error)),
@@ -128,6 +135,26 @@ pub fn find_or_start(terms: &Terms, started: &mut dyn FnMut(Child)) -> io::Resul
     };
     child.into_iter().for_each(started);
     found
+}
+
+/// Limits how often a keeper that ends at once is started again.
+#[derive(Default)]
+struct Starts {
+    count: u32,
+    next: Option<Instant>,
+}
+
+impl Starts {
+    /// Returns whether a keeper may be started now, and if so counts the start. The interval to the
+    /// next start is doubled each time.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = self.next.is_none_or(|next| next <= now);
+        if is_due {
+            self.next = Some(now + FIRST_INTERVAL * (1 << self.count));
+            self.count = (self.count + 1).min(MOST_DOUBLINGS);
+        }
+        is_due
+    }
 }
 
 fn told(place: &Path, is_started: bool, error: io::Error) -> io::Error {
@@ -193,4 +220,17 @@ fn start(terms: &Terms) -> io::Result<Child> {
         let _ = input.write_all(&serde_json::to_vec(terms)?);
     }
     Ok(child)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeper_that_ends_at_once_is_started_a_few_times() {
+        let (mut starts, begin) = (Starts::default(), Instant::now());
+        let ticks = (0..PATIENCE.as_millis() as u64 / 5).map(|n| Duration::from_millis(5 * n));
+        let count = ticks.filter(|after| starts.is_due(begin + *after)).count();
+        assert!((2..20).contains(&count), "{count}");
+    }
 }
