@@ -187,12 +187,13 @@ fn an_image_that_is_about_to_be_released_is_waited_for() {
     };
     let before = open(image.path(), patient()).expect("opened");
     before.activate().expect("locked");
+    assert!(open(image.path(), writer()).is_err());
+    let after = open(image.path(), patient()).expect("opened before the other's end");
     let release = std::thread::spawn(move || {
+        // Meanwhile the other disk tries to lock the image.
         std::thread::sleep(std::time::Duration::from_millis(300));
         drop(before);
     });
-    assert!(open(image.path(), writer()).is_err());
-    let after = open(image.path(), patient()).expect("opened before the other's end");
     after.activate().expect("locked");
     release.join().expect("released");
 }
