@@ -195,7 +195,8 @@ impl Bitmap {
             ..header
         };
         unfinished.write(&file)?;
-        file.set_len(header::LEN)?;
+        // This also removes the mark of a lost file.
+        file.set_len(header::LINE as u64)?;
         let mut anew = Bitmap::in_use(file, &name, unfinished, now)?;
         fill(&anew);
         anew.problem = None;
@@ -538,5 +539,30 @@ impl Dirty {
         let beyond = size.saturating_sub(self.grid.size);
         // The last block may be short.
         (blocks * self.grid.block()).min(self.grid.size.min(size)) + beyond
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_bitmap_that_begins_anew_is_valid() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let now = Now {
+            boot: "one",
+            image: None,
+            of: None,
+        };
+        let header = Header::new(1 << 20, 64 << 10, 1);
+        let bitmap = Bitmap::make(&path, "a", header.clone(), &now).unwrap();
+        header::tell_lost(&bitmap.file);
+        let looked = || Bitmap::look(&path, &now).unwrap();
+        assert_eq!(looked().problem.as_deref(), Some(LOST));
+        let anew = bitmap.begin_anew(header, &now, |anew| anew.mark(0, 1));
+        assert_eq!(anew.unwrap().problem(), None);
+        assert_eq!(looked().problem, None);
+        assert_eq!(looked().dirty.bytes(1 << 20), 64 << 10);
     }
 }

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 pub(super) const LEN: u64 = 64 << 10;
 
 /// Length of the header in bytes: a sector, which is written atomically.
-const LINE: usize = 512;
+pub(super) const LINE: usize = 512;
 
 /// Offset of a byte that is set if the file was truncated or unreadable while in use.
 const LOST: u64 = 4096;
