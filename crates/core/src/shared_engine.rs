@@ -288,8 +288,8 @@ impl Drop for Share {
         for file in &self.files {
             engine.remove_file(*file);
         }
-        // Memory of sources that were never detached. The engine would use it for whatever is
-        // mapped at its address next.
+        // Memory of sources that were never detached. The engine would use the old pages for the
+        // mapping that gets this address next.
         engine.remove_memory(&self.memory);
         let reserved = &self.shared.reserved;
         reserved.set(reserved.get() - self.reserved);

@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    /// A filter that records the sizes it is told.
+    /// A filter that records the sizes that the disk reports.
     #[derive(Default)]
     struct Listening(Mutex<Vec<(u64, u64)>>);
 

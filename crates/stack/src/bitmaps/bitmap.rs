@@ -195,7 +195,7 @@ impl Bitmap {
             ..header
         };
         unfinished.write(&file)?;
-        // This also removes the mark of a lost file.
+        // Cutting the file here also removes the mark of a lost file.
         file.set_len(header::LINE as u64)?;
         let mut anew = Bitmap::in_use(file, &name, unfinished, now)?;
         fill(&anew);
