@@ -310,6 +310,7 @@ pub(super) fn serve_on(shared: &Shared, arrival: Arrival) -> io::Result<()> {
         }
     }
     listener.own(bound);
+    connection.iter_mut().for_each(|open| open.is_gone = false);
     if let (Some(open), Some(ready)) = (&mut connection, ready)
         && let Err(problem) = open.session.run(ready)
     {

@@ -216,7 +216,7 @@ pub struct Connection<'a> {
     shared: &'a Shared,
     owes: Owes,
     /// Another export has taken over the session.
-    is_gone: bool,
+    pub(super) is_gone: bool,
 }
 
 /// The data that a front-end still has to send, and since when.
@@ -298,6 +298,8 @@ impl<'a> Connection<'a> {
         let connection = Connection::open(shared, socket);
         let mut connection =
             connection.map_err(|error| format!("cannot start the session: {}", cause(error)))?;
+        // Until the queues run here, the front-end is attached to the predecessor.
+        connection.is_gone = true;
         if state.spoke {
             connection.owes = Owes::Nothing;
         }

@@ -4,8 +4,8 @@ use crate::support::guest::{Memory, Queue, eventually, negotiate};
 use crate::support::raw::Raw;
 use crate::support::served::Served;
 use fathom_core::testing::TestDisk;
-use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::{ExportState, Options, arrival};
+use fathom_exports::{VhostUser, Visit};
 use fathom_testing::PATIENCE;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -179,4 +179,35 @@ fn front_end_that_never_stops_sending_does_not_keep_its_export() {
     }
     stop.store(true, SeqCst);
     sender.join().unwrap();
+}
+
+#[test]
+fn abandoned_handover_reports_no_detached_front_end() {
+    let served = Served::new();
+    let (_memory, _frontend, mut queue) = served.guest();
+    queue.check_read(0, 1);
+    let is_detached = Arc::new(AtomicBool::new(false));
+    let options = Options {
+        max_queues: 4,
+        watch: Some({
+            let is_detached = is_detached.clone();
+            Arc::new(move |visit, _| {
+                is_detached.fetch_or(visit == Visit::Detached, SeqCst);
+            })
+        }),
+        ..Options::default()
+    };
+    let disk = TestDisk::new();
+    let export = VhostUser::new(disk.clone(), disk.workers(2), options).unwrap();
+    let mut frozen = served.export.freeze().unwrap();
+    let state = through_json(&frozen.state.take().unwrap());
+    let (arriving, arrival) = arrival(state, std::mem::take(&mut frozen.descriptors));
+    std::thread::scope(|scope| {
+        scope.spawn(|| export.serve_on(arrival).unwrap());
+        arriving.wait().unwrap();
+        drop(arriving);
+    });
+    assert!(!is_detached.load(SeqCst));
+    drop(frozen);
+    queue.check_read(1, 2);
 }
