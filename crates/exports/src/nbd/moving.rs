@@ -180,8 +180,17 @@ impl Moving {
         drop(telling);
         match heard {
             true => Ok(self.mover(id, changes, asks)),
-            false => Err("a worker did not respond".into()),
+            false => {
+                self.forget(&changes);
+                Err("a worker did not respond".into())
+            }
         }
+    }
+
+    /// Ends a move some of whose changes may not be recorded, so that no request continues it.
+    fn forget(&self, changes: &Arc<Changes>) {
+        let is_meant = |one: &mut Move| Arc::ptr_eq(&one.changes, changes);
+        self.state.lock().move_.take_if(is_meant);
     }
 
     fn is_as_long(&self, changes: &Changes) -> bool {
@@ -294,8 +303,11 @@ impl Mover {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_core::testing::TestDisk;
     use fathom_core::{Channel, Cx, DiskError, DiskInfo};
+    use fathom_testing::PATIENCE;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::time::Instant;
 
     struct Unused;
 
@@ -372,6 +384,18 @@ mod tests {
         assert!(mover.take_over().unwrap_err().contains("could not record"));
         moving.noted(true);
         mover.take_over().unwrap();
+    }
+
+    #[test]
+    fn move_whose_begin_has_failed_cannot_be_continued() {
+        let disk = TestDisk::new();
+        let workers = disk.workers(1);
+        workers[0].stop();
+        assert!(workers[0].wait_until_stopped(Instant::now() + PATIENCE));
+        let moving = Moving::new(disk, workers);
+        let ask = |ask| moving.ask(ask, ID).err().unwrap();
+        assert!(ask(Ask::Begin).contains("did not respond"));
+        assert!(ask(Ask::GoOn).contains("begin again"));
     }
 
     #[test]
