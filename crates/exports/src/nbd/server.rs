@@ -526,8 +526,9 @@ impl Entered {
             }
             let detached = attached.detach().into_any().downcast::<NbdSource>();
             source = detached.expect("only connections are attached");
+            // Readers of the log and of the events find the disk released.
+            drop(used);
             if source.is_held() {
-                drop(used);
                 in_use = self.stay_held(&export, &source);
                 if let Some(used) = &in_use {
                     source.go_on(&used.export().view());
