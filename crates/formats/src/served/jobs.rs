@@ -7,13 +7,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 
+/// Why a resize failed. The disk keeps its size.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Failure {
+    /// The disk has all of its data.
+    Unchanged(Errno),
+    /// Clusters beyond the requested end may already be unlinked.
+    PartlyCut(Errno),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Failure {
+        Failure::Unchanged(errno)
+    }
+}
+
 /// A change of the disk's size.
 pub(super) struct Job {
     /// New size in bytes.
     pub(super) size: u64,
     /// Whether the data file is a raw image by itself, so that new clusters are allocated in it.
     pub(super) raw_data_file: bool,
-    pub(super) outcome: SyncSender<Result<(), Errno>>,
+    pub(super) outcome: SyncSender<Result<(), Failure>>,
 }
 
 /// Passes a job from the thread that wants it done to one of the workers.

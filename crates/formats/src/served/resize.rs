@@ -14,7 +14,7 @@ use super::alloc::Run;
 use super::disk::Shared;
 use super::epoch::{InEpoch, InFlight};
 use super::io::{Buf, Errno, Io};
-use super::jobs::Job;
+use super::jobs::{Failure, Job};
 use super::layout::Layout;
 use super::slice::Slice;
 use super::tables::{Tables, Unlinked};
@@ -50,7 +50,7 @@ impl Active {
         shared: &Shared,
         counts: &Arc<InFlight>,
         job: &Job,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let tables = self.top().ok_or(libc::EIO)?;
         let (old, new) = (tables.size(), job.size);
         if new < old {
@@ -78,15 +78,18 @@ impl Active {
                 let _ = tables.write_back_now(io).await;
             }
         }
-        grown
+        Ok(grown?)
     }
 
-    async fn shrink(&self, io: &TaskIo, tables: &Tables, size: u64) -> Result<(), Errno> {
+    async fn shrink(&self, io: &TaskIo, tables: &Tables, size: u64) -> Result<(), Failure> {
         self.outlive(io).await?;
         let clusters = GuestOffset(size).up_to(tables.layout.cluster_size());
         let clusters = clusters.cluster(tables.layout.cluster_bits());
-        tables.cut(io, clusters).await?;
-        tables.write_size(io, size).await
+        // A table that is unreadable or corrupt must not be found after others were unlinked.
+        tables.check_from(io, clusters).await?;
+        tables.cut(io, clusters).await.map_err(Failure::PartlyCut)?;
+        let written = tables.write_size(io, size).await;
+        written.map_err(Failure::PartlyCut)
     }
 
     async fn grow(
@@ -316,6 +319,30 @@ impl Tables {
         }
     }
 
+    /// Checks that `cut` can unlink all guest clusters from this one on. Changes nothing.
+    async fn check_from(&self, io: &impl Io, from: u64) -> Result<(), Errno> {
+        let entries = self.layout.slice_entries();
+        let whole = from.next_multiple_of(entries * self.layout.slices_per_table());
+        let mut at = from;
+        while at < whole {
+            let end = (at / entries + 1) * entries;
+            let number = at / entries;
+            if self.l1_index(number) < self.l1.len()
+                && let Some(slice) = self.slice(io, number).await?
+            {
+                self.references(&slice.0, at..end)?;
+            }
+            at = end;
+        }
+        // (`references_of_table` may read slices of new tables from the file.)
+        self.write_back_now(io).await?;
+        let first = self.l1_index(whole / entries);
+        for index in first..self.l1.len() {
+            self.references_of_table(io, index).await?;
+        }
+        Ok(())
+    }
+
     /// Unlinks clusters of one table. (The journal does not record this.)
     async fn cut_clusters(&self, io: &impl Io, clusters: Range<u64>) -> Result<(), Errno> {
         let (bits, entries) = (self.layout.cluster_bits(), self.layout.slice_entries());
@@ -350,19 +377,38 @@ impl Tables {
     ///
     /// The caller holds the lock for writing back, and nothing of the table is dirty.
     async fn cut_table(&self, io: &impl Io, index: usize) -> Result<bool, Errno> {
+        let Some(gone) = self.references_of_table(io, index).await? else {
+            return Ok(false);
+        };
+        let slices = self.slices_of_table(index);
+        let mut state = self.state();
+        self.set_dirty(&mut state);
+        gone.into_iter()
+            .for_each(|gone| state.unlink(Some(gone), self.layout.cluster_bits()));
+        state.cache.forget(slices);
+        self.l1.entry(index).store(0, Ordering::Release);
+        state.dirty_l1.insert(index);
+        Ok(true)
+    }
+
+    /// Returns the table of an L1 entry and everything that its entries refer to in the image's
+    /// file; `None` if the L1 entry has no table.
+    async fn references_of_table(
+        &self,
+        io: &impl Io,
+        index: usize,
+    ) -> Result<Option<Vec<Unlinked>>, Errno> {
         let entry = self.l1.entry(index).load(Ordering::Acquire);
         let table = self.checked(self.layout.table(entry, self.known_len()))?;
         let Some(table) = table else {
-            return Ok(false);
+            return Ok(None);
         };
-        let mut gone = vec![Unlinked {
+        let mut found = vec![Unlinked {
             offset: table,
             len: self.layout.table_bytes(),
             is_table: true,
         }];
-        let slices = index as u64 * self.layout.slices_per_table();
-        let slices = slices..slices + self.layout.slices_per_table();
-        for number in slices.clone() {
+        for number in self.slices_of_table(index) {
             let cached = self.state().cache.get(number);
             let slice = match cached {
                 Some(slice) => slice,
@@ -374,16 +420,14 @@ impl Tables {
                 }
             };
             let first = number * self.layout.slice_entries();
-            gone.extend(self.references(&slice, first..first + self.layout.slice_entries())?);
+            found.extend(self.references(&slice, first..first + self.layout.slice_entries())?);
         }
-        let mut state = self.state();
-        self.set_dirty(&mut state);
-        gone.into_iter()
-            .for_each(|gone| state.unlink(Some(gone), self.layout.cluster_bits()));
-        state.cache.forget(slices);
-        self.l1.entry(index).store(0, Ordering::Release);
-        state.dirty_l1.insert(index);
-        Ok(true)
+        Ok(Some(found))
+    }
+
+    fn slices_of_table(&self, index: usize) -> Range<u64> {
+        let count = self.layout.slices_per_table();
+        index as u64 * count..(index as u64 + 1) * count
     }
 
     /// Returns what the entries of these clusters, all of the slice, refer to in the image's file.

@@ -1,8 +1,7 @@
 //! Resizes an image's disk: checks, and the steps before and after [`super::resize`].
 
 use super::disk::ImageDisk;
-use super::io::Errno;
-use super::jobs::Job;
+use super::jobs::{Failure, Job};
 use super::open::check;
 use super::problem::{told, unusable};
 use super::storage::Storage;
@@ -22,7 +21,7 @@ use std::sync::mpsc::{Receiver, RecvError, TryRecvError, sync_channel};
 pub struct Resizing {
     path: PathBuf,
     size: u64,
-    outcome: Receiver<Result<(), Errno>>,
+    outcome: Receiver<Result<(), Failure>>,
     /// Data file to be cut to that size at the end.
     cut: Option<Arc<dyn Storage>>,
 }
@@ -43,16 +42,23 @@ impl Resizing {
         }
     }
 
-    fn end(&self, outcome: Result<Result<(), Errno>, RecvError>) -> Result<u64, DiskError> {
+    fn end(&self, outcome: Result<Result<(), Failure>, RecvError>) -> Result<u64, DiskError> {
         let path = self.path.display();
         match outcome {
             Ok(Ok(())) => {}
-            Ok(Err(libc::ETIMEDOUT)) => {
+            Ok(Err(Failure::Unchanged(libc::ETIMEDOUT))) => {
                 return Err(DiskError::Refused(format!(
                     "{path}: requests in flight do not end; the disk keeps its size"
                 )));
             }
-            Ok(Err(errno)) => return Err(self.failed(io::Error::from_raw_os_error(errno))),
+            Ok(Err(Failure::Unchanged(errno))) => {
+                return Err(self.failed("cannot resize the image", errno));
+            }
+            Ok(Err(Failure::PartlyCut(errno))) => {
+                let what = "cannot shrink the image, which keeps its size; data beyond the \
+                     requested size may be lost";
+                return Err(self.failed(what, errno));
+            }
             Err(RecvError) => {
                 let problem = format!("{path}: not resized: the image is no longer in use");
                 return Err(DiskError::Refused(problem));
@@ -75,11 +81,11 @@ impl Resizing {
         Ok(self.size)
     }
 
-    fn failed(&self, source: io::Error) -> DiskError {
+    fn failed(&self, what: &'static str, errno: i32) -> DiskError {
         DiskError::Io {
             path: self.path.clone(),
-            what: "cannot resize the image",
-            source,
+            what,
+            source: io::Error::from_raw_os_error(errno),
         }
     }
 }

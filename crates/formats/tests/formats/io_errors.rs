@@ -10,7 +10,7 @@ use crate::support::sim::cut::{Cuts, check_image};
 use crate::support::sim::run::{Run, Start};
 use crate::support::sim::world::{Fault, Log, World};
 use crate::support::sim::{each, rounds};
-use fathom_core::Disk;
+use fathom_core::{Disk, DiskError, Resize};
 use fathom_testing::{Tried, is_time_up};
 use std::sync::Arc;
 
@@ -206,5 +206,51 @@ fn the_device_is_full() {
         }
         trial.heal();
         trial.cut(made, seed);
+    });
+}
+
+/// Shrinks the disk to 64 sectors, without other requests.
+fn shrink(trial: &mut Trial) -> Result<u64, DiskError> {
+    let resizing = trial.run.disk.begin_resize(&Resize {
+        size: Some(64 * 512),
+        shrink: true,
+        settle: &|| Ok(()),
+    })?;
+    loop {
+        if let Some(outcome) = resizing.poll() {
+            return outcome;
+        }
+        trial.run.steps(1);
+    }
+}
+
+#[test]
+fn a_failed_shrink_keeps_all_data_or_reports_its_loss() {
+    each(&CASES[..5], rounds(1), |made, seed| {
+        let (mut unchanged, mut lost) = (0, 0);
+        for first in 0.. {
+            let mut trial = Trial::new(made, seed);
+            trial.activate();
+            trial.world.state().operations = 0;
+            trial.world.state().fault = Some(Fault {
+                first,
+                count: 1,
+                errno: libc::EIO,
+            });
+            let Err(error) = shrink(&mut trial) else {
+                break;
+            };
+            trial.heal();
+            if error.to_string().contains("may be lost") {
+                lost += 1;
+                trial.run.abandon();
+            } else {
+                unchanged += 1;
+                trial.run.strict = true;
+                trial.run.compare_all();
+                trial.run.deactivate();
+            }
+        }
+        assert!(unchanged > 0 && lost > 0, "{unchanged} and {lost}");
     });
 }
