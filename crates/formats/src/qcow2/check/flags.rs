@@ -2,7 +2,7 @@
 
 use super::Pass;
 use crate::offline::check::Repair;
-use crate::qcow2::{L1Entry, L2Entry};
+use crate::qcow2::{INCOMPATIBLE_DIRTY, L1Entry, L2Entry, refcount};
 use crate::{HostOffset, Result};
 
 impl Pass<'_, '_> {
@@ -59,12 +59,44 @@ impl Pass<'_, '_> {
         self.repair == Repair::All || self.is_alone(table, bytes, uses)
     }
 
-    /// Writes a table to the end of the file. The next pass sets its refcount.
+    /// Writes a table to the end of the file, before anything refers to the table.
+    ///
+    /// If its refcount cannot be written, the next pass does that. Meanwhile the image is marked
+    /// dirty: after a crash, a program might otherwise take the table for free space.
     fn append(&mut self, table: &[u8]) -> Result<HostOffset> {
         let at = self.end();
         self.write(table, at)?;
         self.file_len = at.0 + self.g.cluster_size();
+        if !self.claim(at.cluster(self.g.cluster_bits))? {
+            self.mark_dirty()?;
+        }
         Ok(at)
+    }
+
+    /// Sets the refcount of a new cluster to one. Returns false if its refcount block does not
+    /// exist or cannot be used.
+    fn claim(&mut self, cluster: u64) -> Result<bool> {
+        let bits = self.g.refcount_block_bits();
+        let block = self.blocks.get((cluster >> bits) as usize);
+        let Some(at) = block.copied().filter(|at| at.0 != 0 && !self.rebuild) else {
+            return Ok(false);
+        };
+        let mut block = vec![0; self.g.cluster_size() as usize];
+        self.read(&mut block, at)?;
+        let entry = cluster & (self.g.refcount_block_entries() - 1);
+        refcount::set(&mut block, self.g.refcount_order, entry as usize, 1);
+        self.write(&block, at)?;
+        Ok(true)
+    }
+
+    /// Sets the dirty bit, which only images of version 3 have. A successful repair clears it.
+    fn mark_dirty(&mut self) -> Result<()> {
+        if self.header.version < 3 {
+            return Ok(());
+        }
+        self.header.incompatible |= INCOMPATIBLE_DIRTY;
+        let bits = self.header.incompatible.to_be_bytes();
+        self.write(&bits, HostOffset(72))
     }
 
     /// Makes the active L1 table refer to copies of L2 tables. The original clusters have other
