@@ -20,11 +20,13 @@ fn built_in() -> BTreeMap<String, usize> {
             let line = { note.lines() }.find_map(|line| line.trim().strip_prefix(name));
             line.unwrap_or_else(|| panic!("no {name} in {note}")).trim()
         };
-        let arguments = field("Arguments:").split_whitespace();
+        let arguments: Vec<_> = field("Arguments:").split_whitespace().collect();
         // Each argument has 64 bits.
-        let count = arguments
-            .inspect(|one| assert!(one.starts_with("-8@"), "{one}"))
-            .count();
+        assert!(
+            { arguments.iter() }.all(|one| one.starts_with("-8@")),
+            "{note}"
+        );
+        let count = arguments.len();
         let before = found.insert(field("Name:").to_owned(), count);
         assert!(before.is_none_or(|before| before == count), "{note}");
     }
