@@ -20,11 +20,11 @@ fn start(served: &Served, more: &[&str]) {
     stdout_of(&[&["stream", "start", &served.api(), "--quiet"], more].concat());
 }
 
-/// Waits until the disk has its former options again.
+/// Waits until the disk has its former options again, after a job that has begun.
 pub fn await_end(served: &Served) {
     eventually("its end", || {
-        let changes = served.log().matches("changed: ").count();
-        changes.is_multiple_of(2).then_some(())
+        let changes = served.log().matches("disk changed: ").count();
+        (changes > 0 && changes.is_multiple_of(2)).then_some(())
     });
 }
 
