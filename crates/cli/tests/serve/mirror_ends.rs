@@ -36,6 +36,17 @@ fn target(dir: &Path) -> (Kept, String) {
     (nbd, format!("nbd+unix:///e?socket={}", as_arg(&socket)))
 }
 
+/// Checks that the target has some sectors of the image, and nothing else.
+fn has_a_part(dir: &Path) {
+    let [image, target] = ["image", "target"].map(|name| fs::read(dir.join(name)).unwrap());
+    assert_eq!(image.len(), target.len());
+    let sectors = || image.chunks(512).zip(target.chunks(512));
+    assert!(sectors().all(|(one, other)| one == other || other == [0; 512]));
+    let is_same = |(one, other): &(&[u8], &[u8])| one == other;
+    let copied = sectors().filter(is_same).count();
+    assert!((1..sectors().count()).contains(&copied), "{copied}");
+}
+
 fn copied(served: &Served) -> u64 {
     mirror(served)["copied"].as_u64().unwrap()
 }
@@ -74,6 +85,7 @@ fn mirror_to_an_unresponsive_server_can_be_forced_to_stop() {
         // Pending writes are not made any more, even if the target's server resumes.
         nbd.signal("CONT");
         drop(nbd);
+        has_a_part(dir);
         let (_nbd, uri) = target(dir);
         start(&served, &uri, &["-O", "raw"]);
         await_phase(&served, "ready");
