@@ -113,11 +113,14 @@ fn disk_stays_on_its_open_files_when_they_are_replaced() {
         check(&socket, done);
         stdout_of(ways[0]);
         check(&socket, done + 1);
+        served.upgrade();
+        assert_eq!(served.end().0, Some(0), "{}", served.log());
+        check(&socket, done + 2);
         if has_snapshots {
             stdout_of(ways[2]);
-            check(&socket, done + 2);
+            check(&socket, done + 3);
         }
-        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        stdout_of(&["quit", &api]);
     }
 }
 
