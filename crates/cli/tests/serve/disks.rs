@@ -44,10 +44,9 @@ fn disks_come_and_go_while_another_is_served() {
     let image = make_image(images.path(), "qcow2", 64 << 20);
     let first = served.arg("first");
     add(&served, "first", "memory:64M", &["--vhost-user", &first]);
-    let mut load = start_load(
-        &["--vhost-user", &first, "--rw", "randrw", "--verify"],
-        "200000",
-    );
+    let mut load = fathom();
+    load.args(["bench", "--vhost-user", &first, "--rw", "randrw"]);
+    let mut load = Kept::spawn(load.args(["--verify", "--runtime", "600s", "--ramp-time", "0"]));
     eventually("the front-end's queue runs", || {
         let info = stdout_of(&["info", &served.api(), "--json"]);
         let info: Value = serde_json::from_str(&info).unwrap();
@@ -99,6 +98,7 @@ fn disks_come_and_go_while_another_is_served() {
         let is_back = has().iter().zip(before).all(|(now, before)| *now <= before);
         is_back.then_some(())
     });
+    load.signal("INT");
     // `wait` returns the failure of a load that has already ended.
     let status = load.0.wait().unwrap();
     assert!(status.success(), "{}", served.log());

@@ -153,7 +153,7 @@ fn a_tenant_that_dies_is_started_again_and_others_do_not_notice() {
     ];
     let mut load = fathom();
     load.args(bench)
-        .args(["--overwrite", "--verify", "--runtime", "4"]);
+        .args(["--overwrite", "--verify", "--runtime", "600s"]);
     let load = load
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -171,6 +171,7 @@ fn a_tenant_that_dies_is_started_again_and_others_do_not_notice() {
         eventually("the server starts it again", came_back);
         assert!(contents(&served, "a") == model);
     }
+    send("INT", load.id().into());
     let load = load.wait_with_output().unwrap();
     assert!(
         load.status.success(),

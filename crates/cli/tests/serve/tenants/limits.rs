@@ -80,7 +80,7 @@ fn who_needs_too_much_memory_dies_alone_and_is_served_again() {
     let mut load = fathom();
     let socket_of_b = socket(&served, "b");
     load.args(["bench", "--vhost-user", &socket_of_b, "--rw", "randrw"]);
-    load.args(["--overwrite", "--verify", "--runtime", "4"]);
+    load.args(["--overwrite", "--verify", "--runtime", "600s"]);
     load.stdout(Stdio::piped()).stderr(Stdio::piped());
     let load = load.spawn().unwrap();
     for _ in 0..2 {
@@ -101,6 +101,7 @@ fn who_needs_too_much_memory_dies_alone_and_is_served_again() {
         is_back(&served, "a", before);
         assert!(contents(&served, "a").iter().all(|byte| *byte == 0));
     }
+    send("INT", load.id().into());
     let load = load.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&load.stderr);
     assert!(load.status.success(), "{said}");
