@@ -10,7 +10,7 @@ mod load;
 use crate::exercise::{Random, variable};
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir};
 use crate::switch_kills::{OWNERS, Owner, start};
-use fathom_testing::is_time_up;
+use fathom_testing::{Deadline, is_time_up};
 use load::Hosting;
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -285,6 +285,7 @@ fn add_words(api: &str, export: &[String], owner: Owner, image: &str) -> Vec<Str
 /// image into the configuration.
 fn start_as_a_user(hosting: Hosting, mut dir: tempfile::TempDir) -> Served {
     let mut refused = Refused::default();
+    let deadline = Deadline::new("a server that starts");
     loop {
         let log = match start(dir) {
             Ok(served) => return served,
@@ -294,6 +295,7 @@ fn start_as_a_user(hosting: Hosting, mut dir: tempfile::TempDir) -> Served {
             }
         };
         if is_still_locked(hosting, &log) {
+            deadline.check_with(|| log);
             continue;
         }
         let (image, is_circle) = refused.next(&log);
@@ -316,6 +318,7 @@ fn add_as_a_user(hosting: Hosting, served: &Served, owner: Owner, image: &str) {
     let mut refused = Refused::default();
     let mut image = image.to_owned();
     let mut more = Vec::new();
+    let deadline = Deadline::new("the disk is added");
     loop {
         let export = hosting.export(served, owner);
         let mut add = add_words(&served.api(), &export, owner, &image);
@@ -326,6 +329,7 @@ fn add_as_a_user(hosting: Hosting, served: &Served, owner: Owner, image: &str) {
         }
         let refusal = String::from_utf8(output.stderr).unwrap();
         if is_still_locked(hosting, &refusal) {
+            deadline.check_with(|| refusal);
             continue;
         }
         let (newer, is_circle) = refused.next(&refusal);
