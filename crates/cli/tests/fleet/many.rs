@@ -8,7 +8,6 @@ use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
-use std::time::{Duration, Instant};
 
 const HOSTS: usize = 50;
 /// Number of requests for each disk.
@@ -77,14 +76,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
     fs::write(&file, lines.chain(down).collect::<Vec<_>>().join("\n")).unwrap();
     let hosts = as_arg(&file);
     let patience = ["--timeout", "8s"];
-    let begun = Instant::now();
     let listed = fleet(&certificates, "list", &hosts, &patience);
-    // The command waited for the silent host, and for no other.
-    assert!(
-        begun.elapsed() < Duration::from_secs(120),
-        "{:?}",
-        begun.elapsed()
-    );
     assert_eq!(listed["hosts"].as_array().unwrap().len(), HOSTS);
     let failed = |told: &Value| {
         let failed = told["failed"].as_array().unwrap().iter();
@@ -95,6 +87,12 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
     let mut down = [nobody, hangs, strange].map(|address| address.to_string());
     down.sort();
     assert_eq!(failed(&listed), down);
+    // The command waited for the silent host, and for no other.
+    for one in listed["failed"].as_array().unwrap() {
+        let problem = one["problem"].as_str().unwrap();
+        let has_waited = problem.contains("no reply within 8s");
+        assert_eq!(has_waited, one["host"] == hangs.to_string(), "{problem}");
+    }
 
     let told = fleet(
         &certificates,
