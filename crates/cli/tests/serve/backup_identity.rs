@@ -7,15 +7,16 @@ use crate::kinds::{SIZE, tool};
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
 };
+use fathom_testing::until;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
 
 const ONE: &str = "0123456789abcdef0123456789abcdef";
 const OTHER: &str = "fedcba9876543210fedcba9876543210";
@@ -33,6 +34,13 @@ fn identity(served: &Served) -> Option<String> {
     info["backup"]["id"].as_str().map(str::to_owned)
 }
 
+/// Returns whether the incomplete copy in this directory has data.
+fn has_a_part(dir: &Path) -> bool {
+    let is_part = |file: &fs::DirEntry| file.path().extension().is_some_and(|end| end == "part");
+    let mut parts = fs::read_dir(dir).unwrap().flatten().filter(is_part);
+    parts.any(|file| file.metadata().is_ok_and(|found| found.blocks() > 0))
+}
+
 #[test]
 fn copy_fails_if_its_backup_is_replaced_by_another_one() {
     let dir = disk_dir();
@@ -45,8 +53,8 @@ fn copy_fails_if_its_backup_is_replaced_by_another_one() {
         full.args(["backup", "full", &api, &copy]).args(how);
         let mut full = Kept(full.stderr(Stdio::piped()).spawn().unwrap());
         let first = eventually("its backup has begun", || identity(&served));
-        // Long enough to read a part of the disk, but not all of it.
-        thread::sleep(Duration::from_secs(2));
+        // The copy is slow, so that it has a part of the disk by then, and not all of it.
+        until("a part of the disk is copied", || has_a_part(dir.path()));
         for offset in (0..SIZE).step_by(MAX_LEN) {
             let data = vec![2; MAX_LEN];
             assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());

@@ -230,8 +230,10 @@ fn a_client_leaves_whatever_its_requests_wait_for() {
         let (mut served, uri) = by_nbd("memory:1M", &[filter]);
         let reads = ["aio_read 0 4k", "aio_read 64k 4k", "aio_flush"];
         let mut client = qemu_io(&uri, &reads).stdout(Stdio::null()).spawn().unwrap();
-        served.wait_for("NBD");
-        std::thread::sleep(Duration::from_millis(500));
+        crate::support::eventually("a read is in flight", || {
+            let stats = json_of(&["stats", &served.api(), "--json"]);
+            (stats["in_flight"] != 0).then_some(())
+        });
         client.kill().unwrap();
         client.wait().unwrap();
         // The server serves other clients.
