@@ -4,9 +4,9 @@
 //! guest notices nothing.
 
 use std::process::Command;
-use std::time::Duration;
 
 use fathom_lab::{Disk, Guest, Machine};
+use fathom_testing::{eventually, until};
 use fathom_tests::Place;
 use fathom_tests::image::{Image, Kind};
 use fathom_tests::load::Load;
@@ -14,7 +14,7 @@ use fathom_tests::load::Load;
 use super::configured::Configured;
 
 const MIB: u64 = 1 << 20;
-const KILLS: u64 = 4;
+const KILLS: usize = 4;
 const CASES: &[(&str, Kind)] = &[
     ("raw", Kind::RAW),
     ("qcow2", Kind::QCOW2_BACKED),
@@ -45,18 +45,21 @@ fn the_guest_survives_kill_9_of_its_tenants() {
     .unwrap();
     let load = Load::start(&mut guest, &names, 16 * MIB, 400);
     load.wait_for_writes(&mut guest);
-    let mut killed = 0;
     for _ in 0..KILLS {
-        for name in &names {
-            let Some(pid) = server.process_of(name) else {
-                continue;
-            };
+        let processes = names.iter().map(|name| {
+            let pid = eventually("the tenant", || server.process_of(name));
             let kill = Command::new("kill").args(["-9", &pid.to_string()]).status();
-            killed += u64::from(kill.unwrap().success());
+            assert!(kill.unwrap().success(), "{name}");
+            (name, pid)
+        });
+        for (name, pid) in processes.collect::<Vec<_>>() {
+            let process = || server.process_of(name);
+            until("the tenant's successor", || {
+                process().is_some_and(|now| now != pid)
+            });
         }
-        std::thread::sleep(Duration::from_secs(1));
+        load.wait_for_more_writes(&mut guest);
     }
-    assert!(killed >= KILLS, "{killed}");
     let written = load.finish(&mut guest);
     guest.quit().unwrap();
     server.quit();
