@@ -106,10 +106,12 @@ fn down(
         } else if sysfs.join("dm").is_dir() {
             let (below, mapped) = mapped(dev, &pieces)?;
             (sysfs, pieces) = (below, mapped);
+            located.partitions.clear();
         } else if let Some(file) = read(&sysfs, "loop/backing_file") {
             let offset = read(&sysfs, "loop/offset").and_then(|text| text.parse::<u64>().ok());
             let (below, mapped) = looped(Path::new(&file), offset.unwrap_or(0), pieces)?;
             (sysfs, pieces) = (below, mapped);
+            located.partitions.clear();
         } else if sysfs.join("md").is_dir() {
             return Err("on a RAID (md), which is not supported".into());
         } else {
