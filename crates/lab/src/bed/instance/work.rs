@@ -46,9 +46,10 @@ impl Instance {
         }
         let pid = self.pid();
         let (done, is_done) = mpsc::channel::<()>();
+        // Listed before the work starts processes.
+        let mut known = process_tree::below(pid);
         thread::scope(|scope| {
             scope.spawn(move || {
-                let mut known = process_tree::below(pid);
                 while is_done.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
                     for pid in process_tree::below(pid) {
                         if known.insert(pid) {
