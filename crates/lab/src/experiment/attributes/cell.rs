@@ -63,7 +63,11 @@ impl Cell {
         }
         control_groups::need_controller("cpu")?;
         match &self.latency.place {
-            Place::Path(path) if path.is_dir() => self.latency.check(),
+            Place::Path(path) if path.is_dir() => {
+                self.latency.check()?;
+                let both = self.latency.size.saturating_mul(2);
+                self.latency.place.find()?.check_room(both)
+            }
             _ => refuse("--place: a directory, in which two disks' files are made"),
         }
     }
