@@ -1,6 +1,5 @@
 //! A launch: from the start of the VMM until the guest's agent answers, and the shutdown.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use fathom_run::{Better, Measure, Span, Unit};
@@ -156,21 +155,41 @@ fn clock_of(messages: &str, marker: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds.trim().parse().ok()?).ok()
 }
 
-/// Returns the CPU time of all threads of a process, in seconds.
+/// Returns the CPU time of all threads of a process, also of those that have ended, in seconds.
 fn cpu_time(pid: u32) -> f64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten();
-    let of = |task: std::io::Result<fs::DirEntry>| -> Option<u64> {
-        let text = fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse().ok()
+    let mut clock = 0;
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
     };
-    tasks.filter_map(of).sum::<u64>() as f64 / 1e9
+    // SAFETY: both arguments are places for the results. A process that has ended is an error.
+    let is_read = unsafe {
+        libc::clock_getcpuclockid(pid as libc::pid_t, &mut clock) == 0
+            && libc::clock_gettime(clock, &mut time) == 0
+    };
+    match is_read {
+        true => time.tv_sec as f64 + time.tv_nsec as f64 / 1e9,
+        false => 0.0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpu_time_includes_threads_that_have_ended() {
+        let worked = std::thread::spawn(|| {
+            let own = || {
+                let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+                time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+            };
+            while own() < 0.05 {}
+            own()
+        });
+        let worked = worked.join().unwrap();
+        assert!(cpu_time(std::process::id()) >= worked);
+    }
 
     #[test]
     fn the_kernels_clock_is_read_off_its_messages() {
