@@ -201,7 +201,10 @@ impl Experiment for Network {
             ]),
             Technology::Kvm | Technology::Tcg => {
                 needs.extend(Need::GUEST);
-                needs.extend([Need::Module("virtio_net"), Need::Module("tun")]);
+                needs.push(Need::Module("virtio_net"));
+                if cell.net != Net::User {
+                    needs.push(Need::Module("tun"));
+                }
             }
         }
         if cell.technology == Technology::Kvm {
