@@ -196,6 +196,11 @@ impl Runner {
         scratch::sweep();
         let what = || format!("cannot create {}", self.dir.display());
         fs::create_dir_all(&self.dir).context(what)?;
+        // Cells that are left for later also run there, even on a machine that has KVM.
+        let in_kvm_host = self.runs_in_kvm_host();
+        if let Some(plan) = &mut self.run.experiment {
+            plan.kvm_host = in_kvm_host;
+        }
         self.run.save(&self.dir)?;
         let mut session = self.begin(context)?;
         self.try_ended(&mut *session, progress)?;
