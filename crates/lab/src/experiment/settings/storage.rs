@@ -96,7 +96,14 @@ fn scheduler_of(path: &Path, storage: Storage) -> Result<PathBuf> {
 pub(super) fn check_scheduler(cell: &Cell, wanted: Scheduler) -> Result<()> {
     let file = match (cell.storage, &cell.image) {
         // The number of the loop device is not known yet, but all have the same schedulers.
-        (Storage::Loop, _) => scheduler::file_of("loop0"),
+        (Storage::Loop, _) => {
+            let file = scheduler::file_of("loop0");
+            if !file.exists() {
+                // This loads the kernel's module and creates a device.
+                host::run("losetup", &["--find"])?;
+            }
+            file
+        }
         (Storage::File, Some(path)) => scheduler_of(path, cell.storage)?,
         (Storage::File, None) => {
             let dir = scratch::disk();
