@@ -186,7 +186,9 @@ impl Experiment for Sharing {
         }
         needs.extend(Need::GUEST);
         needs.extend(cell.way.modules().iter().map(|name| Need::Module(name)));
-        needs.extend(cell.fs.module().map(Need::Module));
+        if cell.way.is_disk() {
+            needs.extend(cell.fs.module().map(Need::Module));
+        }
         Ok(needs)
     }
 
