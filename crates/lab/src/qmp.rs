@@ -18,6 +18,8 @@ const EVENTS_KEPT: usize = 1024;
 pub struct Qmp {
     lines: LineStream,
     events: VecDeque<Value>,
+    /// Number of commands so far, which is the id of the last one.
+    commands: u64,
 }
 
 impl Qmp {
@@ -34,6 +36,7 @@ impl Qmp {
         let mut qmp = Self {
             lines,
             events: VecDeque::new(),
+            commands: 0,
         };
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
@@ -45,13 +48,17 @@ impl Qmp {
     /// [`Error::Qmp`] when QEMU replies with an error. A timeout when QEMU does not reply within a
     /// minute: an unresponsive vhost-user backend blocks QEMU's main loop.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        self.lines
-            .send(&json!({"execute": command, "arguments": arguments}).to_string())?;
+        self.commands += 1;
+        let id = json!(self.commands);
+        let message = json!({"execute": command, "arguments": arguments, "id": id});
+        self.lines.send(&message.to_string())?;
         let deadline = Instant::now() + ANSWER;
         loop {
             let mut message = self.next(deadline, || format!("QMP {command}"), ANSWER)?;
             if message.get("event").is_some() {
                 self.keep(message);
+            } else if message.get("id").is_some_and(|known| *known != id) {
+                // A late reply to a command that has timed out.
             } else if let Some(value) = message.get_mut("return") {
                 return Ok(value.take());
             } else {
@@ -140,7 +147,7 @@ mod tests {
             &path,
             &[
                 "{\"return\": {}}\n",
-                "{\"event\": \"STOP\", \"data\": {\"n\": 1}}\n{\"return\": 7}\n",
+                "{\"event\": \"STOP\", \"data\": {\"n\": 1}}\n{\"return\": 7, \"id\": 2}\n",
                 "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no such device\"}}\n",
             ],
         );
@@ -152,6 +159,17 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert_eq!(refused, "QMP device_del: no such device");
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn late_reply_to_an_earlier_command_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let late = "{\"return\": 1, \"id\": 1}\n{\"return\": 2, \"id\": 2}\n";
+        let thread = server(&path, &["{\"return\": {}, \"id\": 1}\n", late]);
+        let mut qmp = Qmp::connect(&path, PATIENCE).unwrap();
+        assert_eq!(qmp.execute("query-status", json!({})).unwrap(), json!(2));
         thread.join().unwrap();
     }
 }
