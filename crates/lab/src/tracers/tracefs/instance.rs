@@ -220,12 +220,15 @@ impl Instance {
         self.tracefs.format("ftrace/function")
     }
 
-    /// Limits events to these threads and the threads that they start from now on. An empty list
-    /// sets no limit.
+    /// Limits events to these threads and the threads that they start from now on.
     ///
     /// # Errors
-    /// When the kernel rejects it.
+    /// When there are no threads, for which the kernel would set no limit, or when the kernel
+    /// rejects it.
     pub fn only_threads(&self, tids: &[u32]) -> Result<()> {
+        if tids.is_empty() {
+            return Err(Error::Protocol("there are no threads to trace".into()));
+        }
         self.set_option("event-fork", true)?;
         // Each write has one thread id, because a list longer than a page would be cut.
         for tid in tids {
