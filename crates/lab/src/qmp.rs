@@ -166,8 +166,13 @@ mod tests {
     fn late_reply_to_an_earlier_command_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
-        let late = "{\"return\": 1, \"id\": 1}\n{\"return\": 2, \"id\": 2}\n";
-        let thread = server(&path, &["{\"return\": {}, \"id\": 1}\n", late]);
+        let thread = server(
+            &path,
+            &[
+                "{\"return\": {}, \"id\": 1}\n",
+                "{\"return\": 1, \"id\": 1}\n{\"return\": 2, \"id\": 2}\n",
+            ],
+        );
         let mut qmp = Qmp::connect(&path, PATIENCE).unwrap();
         assert_eq!(qmp.execute("query-status", json!({})).unwrap(), json!(2));
         thread.join().unwrap();
