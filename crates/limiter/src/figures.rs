@@ -1,7 +1,7 @@
 //! Calculations shared by several rules. A share is a finite number from 0 to 1, or None, for any
 //! values in the evidence.
 
-use fathom_run::evidence::{DeviceTime, Evidence, Load, ThreadRole, ThreadTime};
+use fathom_run::evidence::{Evidence, Load, ThreadRole, ThreadTime};
 
 /// Share of the window from which a thread or a guest's CPU counts as busy. Below it, requests
 /// queue for it for at most four times its service time (M/M/1 at 80 %).
@@ -110,33 +110,12 @@ pub fn offered(load: &Load) -> Option<f64> {
     (offered > 0.0).then_some(offered)
 }
 
-/// Returns the mean number of requests that the load had in flight (Little's law).
+/// Returns the mean number of requests that the load had in flight, over its own seconds:
+/// `requests * mean_ns / load_seconds` (Little's law).
 pub fn load_in_flight(evidence: &Evidence) -> Option<f64> {
     let load = &evidence.load;
     let spent = load.requests as f64 * load.mean_ns / 1e9;
     ratio(spent, evidence.load_seconds()).filter(|_| load.requests > 0)
-}
-
-/// Returns the mean number of requests in flight at the device, in units of the load's requests.
-/// The device's own requests may be parts of those, or several merged.
-pub fn device_in_flight(device: &DeviceTime, load: &Load) -> Option<f64> {
-    let in_flight = ratio(device.in_flight, 1.0)?;
-    let size = |bytes: u64, requests: u64| ratio(bytes as f64, requests as f64);
-    let theirs = size(device.bytes, device.requests).filter(|&size| size > 0.0);
-    let ours = size(load.bytes, load.requests).filter(|&size| size > 0.0);
-    match (theirs, ours) {
-        (Some(theirs), Some(ours)) => ratio(in_flight * theirs, ours),
-        _ => Some(in_flight),
-    }
-}
-
-/// Returns the device's share of the mean time of all requests of the load; requests served by
-/// caches spend no time in the device.
-pub fn device_share(evidence: &Evidence) -> Option<f64> {
-    let (device, load) = (evidence.device.as_ref()?, &evidence.load);
-    let of_one = share(device.mean_ns, load.mean_ns)?;
-    let reached = share(device.bytes as f64, load.bytes as f64).unwrap_or(1.0);
-    Some(of_one * reached)
 }
 
 /// Formats a share: `98%`, or `5.3%` if it is small.
@@ -243,24 +222,6 @@ mod tests {
         assert_eq!(working(&evidence, &thread), Some(1.0));
         evidence.host.as_mut().unwrap().steal[0] = f64::NAN;
         assert_eq!(working(&evidence, &thread), Some(0.8));
-    }
-
-    #[test]
-    fn requests_of_the_device_are_counted_as_the_loads() {
-        let load = Load {
-            requests: 100,
-            bytes: 100 << 20,
-            ..Load::default()
-        };
-        // Each request of 1 MiB became four of 256 KiB.
-        let device = DeviceTime {
-            requests: 400,
-            bytes: 100 << 20,
-            in_flight: 16.0,
-            ..DeviceTime::default()
-        };
-        assert_eq!(device_in_flight(&device, &load), Some(4.0));
-        assert_eq!(device_in_flight(&device, &Load::default()), Some(16.0));
     }
 
     #[test]

@@ -7,10 +7,15 @@
 //! ```
 //!
 //! Each rule is a file in `rules/`, and the list there explains the order. A rule uses measured
-//! evidence only and does not hold where its evidence is missing. Thus "unknown" is a valid
-//! verdict, and it lists the available evidence. Evidence may be damaged or forged: no value makes
-//! a rule panic, and its text is shown without control characters.
+//! evidence only and does not hold where its evidence is missing. No later rule is the verdict only
+//! because the evidence of an earlier one is missing: a rule holds by what was seen, and otherwise
+//! the verdict is "unknown", which names what was not seen and lists the available evidence.
+//!
+//! Each rule states its formula with units. A share is never above 100 %. No verdict depends on the
+//! unit of time: evidence with all times doubled has the same limiter. Evidence may be damaged or
+//! forged: no value makes a rule panic, and its text is shown without control characters.
 
+mod device_part;
 mod figures;
 mod rule;
 mod rules;
@@ -22,6 +27,8 @@ use std::fmt;
 
 use fathom_run::evidence::Evidence;
 use serde::Serialize;
+
+use rule::Strength;
 
 pub use rules::CPU_CAP;
 
@@ -50,22 +57,26 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let mut limiter = None;
     let mut text = String::new();
     let mut also = Vec::new();
+    let mut unseen = Vec::new();
     for rule in rules::RULES {
         let Some(finding) = (rule.find)(evidence) else {
             continue;
         };
-        if finding.holds && limiter.is_none() {
-            text = finding.text;
-            limiter = Some(Limiter {
-                rule: rule.name,
-                subject: finding.subject,
-            });
-        } else {
-            also.push(finding.text);
+        match finding.strength {
+            Strength::Verdict if limiter.is_none() => {
+                text = finding.text;
+                limiter = Some(Limiter {
+                    rule: rule.name,
+                    subject: finding.subject,
+                });
+            }
+            Strength::Verdict | Strength::Weak => also.push(finding.text),
+            Strength::Unseen => unseen.push(finding.text),
         }
     }
-    if limiter.is_none() {
-        text = unknown::seen(evidence);
+    match limiter {
+        Some(_) => also.extend(unseen.iter().map(|what| format!("not seen: {what}"))),
+        None => text = unknown::text(evidence, &unseen),
     }
     Verdict {
         limiter,

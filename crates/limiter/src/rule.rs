@@ -13,17 +13,28 @@ pub type Find = fn(&Evidence) -> Option<Finding>;
 
 /// Result of a rule.
 pub struct Finding {
-    /// True if the finding explains the cell; otherwise it is only mentioned.
-    pub holds: bool,
+    pub strength: Strength,
     pub subject: Option<String>,
     /// A line that contains numbers.
     pub text: String,
 }
 
+/// What a finding says about the limiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strength {
+    /// The finding explains the cell.
+    Verdict,
+    /// The finding is only mentioned.
+    Weak,
+    /// The rule might hold, but its evidence is missing: the text names the missing evidence. If no
+    /// other rule holds, the limiter is unknown.
+    Unseen,
+}
+
 impl Finding {
-    pub fn holds(text: String) -> Finding {
+    pub fn verdict(text: String) -> Finding {
         Finding {
-            holds: true,
+            strength: Strength::Verdict,
             subject: None,
             text,
         }
@@ -32,13 +43,26 @@ impl Finding {
     /// Creates a suspicion that is not sufficient for a verdict.
     pub fn weak(text: String) -> Finding {
         Finding {
-            holds: false,
-            ..Finding::holds(text)
+            strength: Strength::Weak,
+            ..Finding::verdict(text)
+        }
+    }
+
+    /// Creates a finding about missing evidence: `text` completes the words "not seen:".
+    pub fn unseen(text: String) -> Finding {
+        Finding {
+            strength: Strength::Unseen,
+            ..Finding::verdict(text)
         }
     }
 
     pub fn about(mut self, subject: impl Into<String>) -> Finding {
         self.subject = Some(subject.into());
         self
+    }
+
+    /// Returns true if the finding explains the cell.
+    pub fn holds(&self) -> bool {
+        self.strength == Strength::Verdict
     }
 }

@@ -44,6 +44,7 @@ pub fn cell(depth: u32, us: f64) -> Evidence {
             in_flight: 0.96 * f64::from(depth),
             mean_ns: 0.96 * us * 1e3,
             queue: Some(1023),
+            queues: Some(4),
         }),
         bare: Some(Bare {
             requests_per_second: requests / 9.8,

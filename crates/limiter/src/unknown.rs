@@ -1,14 +1,15 @@
-//! Describes the available evidence if no rule holds.
+//! Describes the available and the missing evidence if no rule holds.
 
 use fathom_run::evidence::Evidence;
 
+use crate::device_part::{device_in_flight, device_share};
 use crate::figures::{
-    device_in_flight, device_share, largest, load_in_flight, number, offered, on_path, percent,
-    share, thread, working,
+    largest, load_in_flight, number, offered, on_path, percent, share, thread, working,
 };
 
-/// Returns one line that begins with `unknown`.
-pub fn seen(evidence: &Evidence) -> String {
+/// Returns one line that begins with `unknown`. `unseen` is the evidence without which rules could
+/// not hold.
+pub fn text(evidence: &Evidence, unseen: &[String]) -> String {
     let seen = [
         busiest(evidence),
         load(evidence),
@@ -16,10 +17,18 @@ pub fn seen(evidence: &Evidence) -> String {
         host(evidence),
     ];
     let seen: Vec<String> = seen.into_iter().flatten().collect();
-    if seen.is_empty() {
-        return "unknown: nothing was seen that a rule could use".into();
+    match (unseen.is_empty(), seen.is_empty()) {
+        (true, true) => "unknown: nothing was seen that a rule could use".into(),
+        (true, false) => format!("unknown: {}", seen.join("; ")),
+        (false, true) => format!("unknown, not seen: {}", unseen.join(", and ")),
+        (false, false) => {
+            format!(
+                "unknown, not seen: {}; seen: {}",
+                unseen.join(", and "),
+                seen.join("; ")
+            )
+        }
     }
-    format!("unknown: {}", seen.join("; "))
 }
 
 fn busiest(evidence: &Evidence) -> Option<String> {
@@ -38,7 +47,7 @@ fn load(evidence: &Evidence) -> Option<String> {
 }
 
 fn device(evidence: &Evidence) -> Option<String> {
-    let in_flight = device_in_flight(evidence.device.as_ref()?, &evidence.load)?;
+    let in_flight = device_in_flight(evidence)?;
     let of_time = device_share(evidence).map_or_else(String::new, |share| {
         format!(" ({} of the request's time)", percent(share))
     });

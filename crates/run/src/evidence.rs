@@ -165,8 +165,11 @@ pub struct DeviceTime {
     pub in_flight: f64,
     /// Mean time of a request in the device's queue and in the device.
     pub mean_ns: f64,
-    /// Number of requests that the kernel allows in flight, if it is known.
+    /// Number of requests that the kernel allows in flight in each hardware queue (nr_requests),
+    /// if it is known.
     pub queue: Option<u32>,
+    /// Number of hardware queues. `None` in runs of earlier versions.
+    pub queues: Option<u32>,
 }
 
 /// Results of the same work on the bare device.

@@ -85,7 +85,15 @@ pub fn between(name: &str, before: &Stat, after: &Stat, seconds: f64) -> DeviceT
             0.0
         },
         queue: queue.and_then(|text| text.trim().parse().ok()),
+        queues: hardware_queues(name),
     }
+}
+
+/// Returns the number of a device's hardware queues. `None` for devices without them, such as those
+/// of the device mapper.
+fn hardware_queues(name: &str) -> Option<u32> {
+    let queues = std::fs::read_dir(format!("/sys/block/{name}/mq")).ok()?;
+    u32::try_from(queues.flatten().count()).ok()
 }
 
 #[cfg(test)]

@@ -193,6 +193,7 @@ mod tests {
                 in_flight: 31.0,
                 mean_ns: 0.98e5,
                 queue: None,
+                queues: None,
             });
             evidence.bare = Some(fathom_run::evidence::Bare {
                 requests_per_second: evidence.load.requests as f64 / 10.0,

@@ -26,7 +26,7 @@ pub fn throttled(evidence: &Evidence) -> Option<Finding> {
         number(evidence.seconds)
     );
     let finding = match periods >= OFTEN && held >= HELD {
-        true => Finding::holds(text),
+        true => Finding::verdict(text),
         false => Finding::weak(text),
     };
     (periods >= SELDOM).then(|| finding.about(name(&cap.group)))
@@ -52,19 +52,19 @@ mod tests {
     #[test]
     fn a_group_that_is_held_often_and_for_long_is_capped() {
         let finding = throttled(&capped(43, 4.1)).unwrap();
-        assert!(finding.holds);
+        assert!(finding.holds());
         assert_eq!(
             finding.text,
             "CPU cap of the cgroup '/machine/vm1', 43% of periods throttled: its threads were held \
              for 4.1 s in 10 s"
         );
-        assert!(throttled(&capped(10, 0.5)).unwrap().holds);
+        assert!(throttled(&capped(10, 0.5)).unwrap().holds());
     }
 
     #[test]
     fn seldom_or_for_a_moment_is_not() {
-        assert!(!throttled(&capped(9, 4.1)).unwrap().holds);
-        assert!(!throttled(&capped(100, 0.49)).unwrap().holds);
+        assert!(!throttled(&capped(9, 4.1)).unwrap().holds());
+        assert!(!throttled(&capped(100, 0.49)).unwrap().holds());
         assert!(throttled(&capped(0, 0.0)).is_none());
         assert!(throttled(&cell(32, 400.0)).is_none());
     }

@@ -30,7 +30,7 @@ pub fn holds_requests(evidence: &Evidence) -> Option<Finding> {
     let filter = name(&one.filter);
     let text = format!("{filter} filter: {} of the request's time", percent(share));
     let finding = match is_limit(share, &one.filter) {
-        true => Finding::holds(text),
+        true => Finding::verdict(text),
         false => Finding::weak(text),
     };
     (share >= NOTICEABLE).then(|| finding.about(filter))
@@ -57,13 +57,13 @@ mod tests {
     #[test]
     fn a_throttle_limits_as_soon_as_it_holds() {
         let finding = holds_requests(&filtered(&[("throttle", 244.0)])).unwrap();
-        assert!(finding.holds);
+        assert!(finding.holds());
         assert_eq!(finding.text, "throttle filter: 61% of the request's time");
         assert_eq!(finding.subject.as_deref(), Some("throttle"));
         assert!(
             holds_requests(&filtered(&[("throttle", 41.0)]))
                 .unwrap()
-                .holds
+                .holds()
         );
         assert!(holds_requests(&filtered(&[("throttle", 39.0)])).is_none());
     }
@@ -73,12 +73,12 @@ mod tests {
         assert!(
             holds_requests(&filtered(&[("delay", 201.0)]))
                 .unwrap()
-                .holds
+                .holds()
         );
         assert!(
             !holds_requests(&filtered(&[("delay", 199.0)]))
                 .unwrap()
-                .holds
+                .holds()
         );
     }
 
@@ -86,7 +86,7 @@ mod tests {
     fn of_two_the_one_that_limits_is_named() {
         let two = [("delay", 190.0), ("throttle", 60.0)];
         let finding = holds_requests(&filtered(&two)).unwrap();
-        assert!(finding.holds && finding.subject.as_deref() == Some("throttle"));
+        assert!(finding.holds() && finding.subject.as_deref() == Some("throttle"));
         assert!(holds_requests(&filtered(&[])).is_none());
     }
 }

@@ -2,9 +2,10 @@
 
 use fathom_run::evidence::Evidence;
 
+use crate::device_part::device_share;
 use crate::figures::{
-    BUSY, device_share, largest, load_in_flight, name, offered, on_path, percent, ratio, share,
-    thread, time, working,
+    BUSY, largest, load_in_flight, name, offered, on_path, percent, ratio, share, thread, time,
+    working,
 };
 use crate::rule::Finding;
 use crate::rules::thread::poller;
@@ -35,7 +36,7 @@ pub fn bound(evidence: &Evidence) -> Option<Finding> {
         "latency: {depth} / {}, {busy}; {layer_text}",
         time(load.mean_ns)
     );
-    let finding = Finding::holds(text);
+    let finding = Finding::verdict(text);
     Some(match layer {
         Some(layer) => finding.about(layer),
         None => finding,

@@ -37,9 +37,9 @@ pub fn saturated(evidence: &Evidence) -> Option<Finding> {
         match largest(evidence, serves, |one| working(evidence, one)) {
             Some((server, _)) if server >= SATURATED => Finding::weak(text),
             Some((server, _)) => {
-                Finding::holds(format!("{text}, the server's busiest {}", percent(server)))
+                Finding::verdict(format!("{text}, the server's busiest {}", percent(server)))
             }
-            None => Finding::holds(text),
+            None => Finding::verdict(text),
         },
     )
 }
@@ -91,16 +91,16 @@ mod tests {
     #[test]
     fn a_load_that_is_busy_in_front_of_an_idle_server_is_the_limit() {
         let finding = saturated(&load(&[9.9], 4.0)).unwrap();
-        assert!(finding.holds);
+        assert!(finding.holds());
         assert_eq!(
             finding.text,
             "the load's own thread: on CPU 99%, the server's busiest 40%"
         );
-        assert!(saturated(&load(&[9.51, 9.5], 4.0)).unwrap().holds);
+        assert!(saturated(&load(&[9.51, 9.5], 4.0)).unwrap().holds());
         assert!(saturated(&load(&[9.49], 4.0)).is_none());
-        assert!(!saturated(&load(&[9.9], 9.6)).unwrap().holds);
+        assert!(!saturated(&load(&[9.9], 9.6)).unwrap().holds());
         assert!(
-            !saturated(&load(&[9.9, 2.0], 4.0)).unwrap().holds,
+            !saturated(&load(&[9.9, 2.0], 4.0)).unwrap().holds(),
             "one of two"
         );
     }
@@ -118,7 +118,7 @@ mod tests {
             evidence.threads[0].vcpu = None;
             evidence.threads[0].cpu = 9.8;
         });
-        assert!(saturated(&host).unwrap().holds);
+        assert!(saturated(&host).unwrap().holds());
     }
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
         let slow = with(load(&[1.0], 1.0), |evidence| evidence.load.requests /= 4);
         let finding = saturated(&slow).unwrap();
         assert!(
-            !finding.holds && finding.text.contains("7.9 of 32"),
+            !finding.holds() && finding.text.contains("7.9 of 32"),
             "{}",
             finding.text
         );

@@ -22,7 +22,7 @@ pub fn waited_for(evidence: &Evidence) -> Option<Finding> {
     })?;
     let whose = format!("lock '{}' ({})", name(&lock.name), name(&lock.side));
     let finding = match share <= 1.0 {
-        true => Finding::holds(format!(
+        true => Finding::verdict(format!(
             "{whose}: waited for in {} of the requests' time",
             percent(share)
         )),
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn a_lock_that_takes_much_of_the_requests_time_is_named() {
         let finding = waited_for(&locks(&[3.0, 73.0, 40.0])).unwrap();
-        assert!(finding.holds);
+        assert!(finding.holds());
         assert_eq!(
             finding.text,
             "lock 'lock73' (host): waited for in 23% of the requests' time"
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn threads_that_wait_for_work_are_not_requests_that_wait() {
-        assert!(!waited_for(&locks(&[640.0])).unwrap().holds);
+        assert!(!waited_for(&locks(&[640.0])).unwrap().holds());
         let both = waited_for(&locks(&[640.0, 73.0])).unwrap();
         assert_eq!(both.subject.as_deref(), Some("lock73"));
     }

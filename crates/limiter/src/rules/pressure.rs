@@ -19,7 +19,7 @@ pub fn high(evidence: &Evidence) -> Option<Finding> {
             "pressure: some task waited for {what} in {} of the window",
             percent(share)
         );
-        (share >= HIGH).then(|| Finding::holds(text).about(what))
+        (share >= HIGH).then(|| Finding::verdict(text).about(what))
     };
     // If the waits of the path's own threads are known, those of other tasks do not matter.
     let mut path = evidence.threads.iter().filter(|one| on_path(one.role));

@@ -2,9 +2,8 @@
 
 use fathom_run::evidence::{Evidence, ThreadRole, ThreadTime};
 
-use crate::figures::{
-    DELAYED, SATURATED, device_share, largest, of_window, on_path, percent, thread, working,
-};
+use crate::device_part::device_share;
+use crate::figures::{DELAYED, SATURATED, largest, of_window, on_path, percent, thread, working};
 use crate::rule::Finding;
 
 /// Holds if a thread wanted to run all the time and waited for a CPU: there are too many threads
@@ -25,7 +24,7 @@ pub fn starved(evidence: &Evidence) -> Option<Finding> {
         percent(waits),
         percent(of_window(evidence, starved.cpu)?)
     );
-    Some(Finding::holds(text).about(crate::figures::name(&starved.name)))
+    Some(Finding::verdict(text).about(crate::figures::name(&starved.name)))
 }
 
 /// Finds a thread that waits noticeably. Holds if the waiting takes more of a request's time than
@@ -42,7 +41,7 @@ pub fn delayed(evidence: &Evidence) -> Option<Finding> {
     );
     let finding = match device_share(evidence) {
         Some(device) if device >= share => Finding::weak(text),
-        _ => Finding::holds(text),
+        _ => Finding::verdict(text),
     };
     (share >= DELAYED).then(|| finding.about(crate::figures::name(&delayed.name)))
 }
@@ -86,8 +85,8 @@ mod tests {
             })
         };
         assert!(delayed(&waits(0.49, 4.0)).is_none());
-        assert!(delayed(&waits(0.51, 4.0)).unwrap().holds);
-        assert!(!delayed(&waits(0.51, 380.0)).unwrap().holds);
+        assert!(delayed(&waits(0.51, 4.0)).unwrap().holds());
+        assert!(!delayed(&waits(0.51, 380.0)).unwrap().holds());
         assert!(delayed(&vcpu(5.2, 4.6)).is_none(), "that is starved");
     }
 

@@ -25,7 +25,7 @@ pub fn delayed(evidence: &Evidence) -> Option<Finding> {
     let host = of(&evidence.host).map(|worst| (worst, "host"));
     let both = guest.into_iter().chain(host);
     let (worst, machine) = both.max_by(|one, other| one.0.steal.total_cmp(&other.0.steal))?;
-    let device = crate::figures::device_share(evidence);
+    let device = crate::device_part::device_share(evidence);
     let is_more = device.is_none_or(|device| device < worst.steal);
     (worst.steal >= DELAYED).then(|| worst.finding(machine, is_more))
 }
@@ -57,7 +57,7 @@ impl Worst {
             percent(self.busy)
         );
         let finding = match holds {
-            true => Finding::holds(text),
+            true => Finding::verdict(text),
             false => Finding::weak(text),
         };
         finding.about(format!("{machine} CPU {}", self.cpu))
@@ -93,9 +93,9 @@ mod tests {
 
     #[test]
     fn steal_of_an_idle_cpu_counts_against_what_the_device_takes() {
-        assert!(!delayed(&guest(20.0, 5.1)).unwrap().holds);
+        assert!(!delayed(&guest(20.0, 5.1)).unwrap().holds());
         let fast = with(guest(20.0, 5.1), |evidence| evidence.device = None);
-        assert!(delayed(&fast).unwrap().holds);
+        assert!(delayed(&fast).unwrap().holds());
         assert!(delayed(&guest(20.0, 4.9)).is_none());
         let host = with(guest(20.0, 0.0), |evidence| {
             evidence.device = None;
@@ -103,7 +103,7 @@ mod tests {
             evidence.host.as_mut().unwrap().steal[1] = 12.0;
         });
         let finding = delayed(&host).unwrap();
-        assert!(finding.holds && finding.text.contains("of the host"));
+        assert!(finding.holds() && finding.text.contains("of the host"));
         assert!(starved(&host).is_none());
     }
 }

@@ -23,7 +23,7 @@ pub fn saturated(evidence: &Evidence) -> Option<Finding> {
             count => format!(", and {count} others"),
         };
         let text = format!("{} {}{others}", thread(busiest), on_cpu(busiest));
-        return Some(Finding::holds(text).about(name(&busiest.name)));
+        return Some(Finding::verdict(text).about(name(&busiest.name)));
     }
     poller(evidence).or_else(|| {
         let (_, other) = largest(evidence, |role| role == ThreadRole::Other, works)?;
@@ -77,9 +77,9 @@ mod tests {
     #[test]
     fn a_thread_without_a_pause_is_saturated() {
         let finding = saturated(&worker(9.8, |_| ())).unwrap();
-        assert!(finding.holds);
+        assert!(finding.holds());
         assert_eq!(finding.text, "I/O thread 'worker 0' on CPU 98%");
-        assert!(saturated(&worker(9.51, |_| ())).unwrap().holds);
+        assert!(saturated(&worker(9.51, |_| ())).unwrap().holds());
         assert!(saturated(&worker(9.49, |worker| worker.waiting = None)).is_none());
     }
 
@@ -87,7 +87,7 @@ mod tests {
     fn a_thread_that_only_waits_for_a_cpu_has_work() {
         let waits = |cpu, waiting: fn(&mut ThreadTime)| saturated(&worker(cpu, waiting));
         let finding = waits(9.2, |worker| worker.waiting = Some(0.4)).unwrap();
-        assert!(finding.holds);
+        assert!(finding.holds());
         assert_eq!(
             finding.text,
             "I/O thread 'worker 0' on CPU 92%, waiting for one 4.0%"
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_thread_that_polls_is_only_where_it_finds_work() {
         let unknown = worker(10.0, |worker| worker.polls = true);
-        assert!(!saturated(&unknown).unwrap().holds);
+        assert!(!saturated(&unknown).unwrap().holds());
         let idle = worker(10.0, |worker| {
             (worker.polls, worker.polled) = (true, Some(6.0));
         });
@@ -108,7 +108,7 @@ mod tests {
         let full = worker(10.0, |worker| {
             (worker.polls, worker.polled) = (true, Some(0.1));
         });
-        assert!(saturated(&full).unwrap().holds);
+        assert!(saturated(&full).unwrap().holds());
     }
 
     #[test]

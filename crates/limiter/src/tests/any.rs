@@ -67,9 +67,10 @@ prop_compose! {
 prop_compose! {
     fn device()(
         name in text(), requests in count(), bytes in count(), utilisation in figure(),
-        in_flight in figure(), mean_ns in figure(), queue in any::<Option<u32>>(),
+        in_flight in figure(), mean_ns in figure(),
+        queue in any::<Option<u32>>(), queues in any::<Option<u32>>(),
     ) -> DeviceTime {
-        DeviceTime { name, requests, bytes, utilisation, in_flight, mean_ns, queue }
+        DeviceTime { name, requests, bytes, utilisation, in_flight, mean_ns, queue, queues }
     }
 }
 
