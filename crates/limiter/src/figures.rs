@@ -11,6 +11,8 @@ pub const SATURATED: f64 = 0.95;
 /// Share of waiting for a CPU that lengthens a request noticeably; less is the scheduler's normal
 /// work.
 pub const DELAYED: f64 = 0.05;
+/// Minimum gain if a suspected limiter were removed; trials (`--confirm`) require the same.
+pub const GAIN: f64 = 1.15;
 /// Maximum steal share that is used as a correction. Above it, the times of threads prove nothing.
 const MOST_STOLEN: f64 = 0.50;
 /// Maximum number of characters shown of a name from the evidence.

@@ -19,6 +19,7 @@ mod device_part;
 mod figures;
 mod rule;
 mod rules;
+mod slices;
 #[cfg(test)]
 mod tests;
 mod unknown;

@@ -2,16 +2,26 @@
 
 use fathom_run::evidence::{Evidence, ThreadRole, ThreadTime};
 
-use crate::device_part::device_share;
-use crate::figures::{DELAYED, SATURATED, largest, of_window, on_path, percent, thread, working};
+use crate::figures::{
+    DELAYED, GAIN, SATURATED, largest, name, of_window, on_path, percent, thread, working,
+};
 use crate::rule::Finding;
+use crate::slices::{Side, Waiting};
 
-/// Holds if a thread wanted to run all the time and waited for a CPU: there are too many threads
+/// Finds a thread that wanted to run all the time and waited for a CPU: there are too many threads
 /// for the CPUs.
+///
+/// ```text
+/// waits + works           >= 0.95     [seconds per second of the window]
+/// (waits + works) / works >= 1.15     [gain without the waits; with less, the thread is the limit]
+/// ```
+///
+/// Holds if no larger part of a request's time was seen elsewhere.
 pub fn starved(evidence: &Evidence) -> Option<Finding> {
     let wants_all = |one: &ThreadTime| {
         let (waits, works) = (waits(evidence, one)?, working(evidence, one)?);
-        (waits >= DELAYED && waits + works >= SATURATED).then_some(waits)
+        let gains = waits + works >= GAIN * works;
+        (waits >= DELAYED && waits + works >= SATURATED && gains).then_some(waits)
     };
     let (waits, starved) = largest(evidence, on_path, wants_all)?;
     let whose = match starved.role {
@@ -24,26 +34,47 @@ pub fn starved(evidence: &Evidence) -> Option<Finding> {
         percent(waits),
         percent(of_window(evidence, starved.cpu)?)
     );
-    Some(Finding::verdict(text).about(crate::figures::name(&starved.name)))
+    let finding = match Waiting::of(evidence, Side::of(starved.role), &[waits]) {
+        Some(waiting) if !waiting.is_largest => Finding::weak(text),
+        _ => Finding::verdict(text),
+    };
+    Some(finding.about(name(&starved.name)))
 }
 
-/// Finds a thread that waits noticeably. Holds if the waiting takes more of a request's time than
-/// the device does.
+/// Finds threads that wait noticeably: in 5% of a request's time, or of the window if the requests
+/// are not known.
+///
+/// Holds if the waits of all threads of one side are the largest part of a request's time: larger
+/// than each part that was seen elsewhere, and at least half of the time in which requests may have
+/// waited for this side (see `Waiting`).
 pub fn delayed(evidence: &Evidence) -> Option<Finding> {
     if starved(evidence).is_some() {
         return None; // reported by `starved`
     }
     let (share, delayed) = largest(evidence, on_path, |one| waits(evidence, one))?;
+    let side = Side::of(delayed.role);
+    let same = evidence.threads.iter();
+    let same = same.filter(|one| on_path(one.role) && Side::of(one.role) == side);
+    let all: Vec<f64> = same.filter_map(|one| waits(evidence, one)).collect();
+    let waiting = Waiting::of(evidence, side, &all);
     let text = format!(
         "run queue: {} waited for a CPU in {} of the window",
         thread(delayed),
         percent(share)
     );
-    let finding = match device_share(evidence) {
-        Some(device) if device >= share => Finding::weak(text),
-        _ => Finding::verdict(text),
+    let (part, finding) = match waiting {
+        Some(waiting) => {
+            let most = percent(waiting.most);
+            let text = format!("{text}, at most {most} of the request's time");
+            let finding = match waiting.is_largest && waiting.explains {
+                true => Finding::verdict(text),
+                false => Finding::weak(text),
+            };
+            (waiting.most, finding)
+        }
+        None => (share, Finding::weak(text)),
     };
-    (share >= DELAYED).then(|| finding.about(crate::figures::name(&delayed.name)))
+    (part >= DELAYED).then(|| finding.about(name(&delayed.name)))
 }
 
 fn waits(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
@@ -72,22 +103,67 @@ mod tests {
             "run queue: vCPU 'CPU 0/KVM' waited for a CPU in 46% of the window and had one in \
              52%; the host's CPUs are overcommitted"
         );
-        assert!(starved(&vcpu(9.0, 0.51)).is_some());
-        assert!(starved(&vcpu(9.6, 0.49)).is_none());
+        assert!(starved(&vcpu(8.3, 1.3)).is_some());
         assert!(starved(&vcpu(5.2, 4.2)).is_none());
+        // Without the waits, the vCPU would do little more.
+        assert!(starved(&vcpu(9.0, 0.51)).is_none());
     }
 
     #[test]
-    fn waiting_counts_against_what_the_device_takes() {
-        let waits = |waiting: f64, device_us: f64| {
-            with(vcpu(3.0, waiting), |evidence| {
+    fn a_starved_thread_is_not_the_limit_of_requests_elsewhere() {
+        let elsewhere = |device_us: f64| {
+            with(vcpu(5.2, 4.6), |evidence| {
                 evidence.device.as_mut().unwrap().mean_ns = device_us * 1e3;
             })
         };
-        assert!(delayed(&waits(0.49, 4.0)).is_none());
-        assert!(delayed(&waits(0.51, 4.0)).unwrap().holds());
-        assert!(!delayed(&waits(0.51, 380.0)).unwrap().holds());
+        assert!(starved(&elsewhere(180.0)).unwrap().holds());
+        assert!(!starved(&elsewhere(190.0)).unwrap().holds());
+    }
+
+    /// One request of 400 us at a time, of which the device takes `device_us`. The vCPU waits for
+    /// `waiting` of 10 s.
+    fn one_by_one(waiting: f64, device_us: f64) -> Evidence {
+        with(cell(1, 400.0), |evidence| {
+            evidence.device.as_mut().unwrap().mean_ns = device_us * 1e3;
+            let vcpu = &mut evidence.threads[0];
+            (vcpu.cpu, vcpu.waiting) = (1.0, Some(waiting));
+            evidence.threads[1].cpu = 0.5;
+        })
+    }
+
+    #[test]
+    fn waiting_is_a_part_of_the_requests_time() {
+        let finding = delayed(&one_by_one(5.0, 100.0)).unwrap();
+        assert!(finding.holds());
+        assert_eq!(
+            finding.text,
+            "run queue: vCPU 'CPU 0/KVM' waited for a CPU in 50% of the window, at most 52% of the \
+             request's time"
+        );
+        assert_eq!(finding.subject.as_deref(), Some("CPU 0/KVM"));
         assert!(delayed(&vcpu(5.2, 4.6)).is_none(), "that is starved");
+    }
+
+    #[test]
+    fn waiting_loses_to_anything_larger() {
+        // The device takes more.
+        assert!(!delayed(&one_by_one(2.0, 300.0)).unwrap().holds());
+        // Most of the time was not seen.
+        assert!(!delayed(&one_by_one(2.0, 100.0)).unwrap().holds());
+        assert!(!delayed(&one_by_one(0.94, 4.0)).unwrap().holds());
+        let short = with(one_by_one(0.2, 100.0), |evidence| {
+            evidence.threads[1].waiting = Some(0.0);
+        });
+        assert!(delayed(&short).is_none());
+    }
+
+    #[test]
+    fn waiting_of_unknown_requests_is_only_mentioned() {
+        let unknown = with(one_by_one(5.0, 100.0), |evidence| {
+            evidence.load = Default::default();
+        });
+        let finding = delayed(&unknown).unwrap();
+        assert!(!finding.holds() && finding.text.ends_with("50% of the window"));
     }
 
     #[test]

@@ -2,32 +2,45 @@
 
 use fathom_run::evidence::{Evidence, Processors};
 
-use crate::figures::{DELAYED, SATURATED, percent, share};
+use crate::figures::{DELAYED, GAIN, SATURATED, percent, share};
 use crate::rule::Finding;
+use crate::slices::{Side, Waiting};
 
-/// Holds if a guest's CPU had work all the time and was not run for a part of it.
+/// Finds a guest's CPU that had work all the time and was not run for a part of it.
 ///
-/// Steal of the host is not used: the host's threads are measured one by one, and `working`
-/// corrects for it.
+/// ```text
+/// busy + steal          >= 0.95     [share of the window]
+/// (busy + steal) / busy >= 1.15     [gain without steal]
+/// ```
+///
+/// Holds if no larger part of a request's time was seen elsewhere. Steal of the host is not used:
+/// the host's threads are measured one by one, and `working` corrects for it.
 pub fn starved(evidence: &Evidence) -> Option<Finding> {
-    let wants_all = |busy: f64, steal: f64| busy + steal >= SATURATED;
+    let wants_all =
+        |busy: f64, steal: f64| busy + steal >= SATURATED && busy + steal >= GAIN * busy;
     let worst = worst(evidence.guest.as_ref()?, wants_all)?;
-    (worst.steal >= DELAYED).then(|| worst.finding("guest", true))
+    let waiting = Waiting::of(evidence, Side::Guest, &[worst.steal]);
+    let is_largest = waiting.is_none_or(|waiting| waiting.is_largest);
+    (worst.steal >= DELAYED).then(|| worst.finding("guest", None, is_largest))
 }
 
-/// Finds any CPU with noticeable steal, including those of the host.
+/// Finds any CPU with noticeable steal, including those of the host: in 5% of a request's time, or
+/// of the window if the requests are not known.
+///
+/// Holds if it is the largest part of a request's time (see `Waiting`).
 pub fn delayed(evidence: &Evidence) -> Option<Finding> {
     if starved(evidence).is_some() {
         return None; // reported by `starved`
     }
     let of = |machine: &Option<Processors>| worst(machine.as_ref()?, |_, _| true);
-    let guest = of(&evidence.guest).map(|worst| (worst, "guest"));
-    let host = of(&evidence.host).map(|worst| (worst, "host"));
+    let guest = of(&evidence.guest).map(|worst| (worst, "guest", Side::Guest));
+    let host = of(&evidence.host).map(|worst| (worst, "host", Side::Both));
     let both = guest.into_iter().chain(host);
-    let (worst, machine) = both.max_by(|one, other| one.0.steal.total_cmp(&other.0.steal))?;
-    let device = crate::device_part::device_share(evidence);
-    let is_more = device.is_none_or(|device| device < worst.steal);
-    (worst.steal >= DELAYED).then(|| worst.finding(machine, is_more))
+    let (worst, machine, side) = both.max_by(|one, other| one.0.steal.total_cmp(&other.0.steal))?;
+    let waiting = Waiting::of(evidence, side, &[worst.steal]);
+    let holds = waiting.is_some_and(|waiting| waiting.is_largest && waiting.explains);
+    let part = waiting.map(|waiting| waiting.most);
+    (part.unwrap_or(worst.steal) >= DELAYED).then(|| worst.finding(machine, part, holds))
 }
 
 struct Worst {
@@ -49,9 +62,14 @@ fn worst(machine: &Processors, fits: impl Fn(f64, f64) -> bool) -> Option<Worst>
 }
 
 impl Worst {
-    fn finding(&self, machine: &str, holds: bool) -> Finding {
+    /// `most` is the share of a request's time, if it is stated.
+    fn finding(&self, machine: &str, most: Option<f64>, holds: bool) -> Finding {
+        let most = most.map_or_else(String::new, |most| {
+            format!(", at most {} of the request's time", percent(most))
+        });
         let text = format!(
-            "steal: CPU {} of the {machine} was ready and not run in {} of the window, and ran in {}",
+            "steal: CPU {} of the {machine} was ready and not run in {} of the window, and ran in \
+             {}{most}",
             self.cpu,
             percent(self.steal),
             percent(self.busy)
@@ -78,29 +96,57 @@ mod tests {
         })
     }
 
+    /// As above, and the load is in memory.
+    fn in_memory(busy: f64, steal: f64) -> Evidence {
+        with(guest(busy, steal), |evidence| evidence.device = None)
+    }
+
     #[test]
     fn a_busy_cpu_of_which_much_is_stolen_is_starved() {
-        let finding = starved(&guest(61.0, 38.0)).unwrap();
+        let finding = starved(&in_memory(61.0, 38.0)).unwrap();
+        assert!(finding.holds());
         assert_eq!(
             finding.text,
             "steal: CPU 1 of the guest was ready and not run in 38% of the window, and ran in 61%"
         );
         assert_eq!(finding.subject.as_deref(), Some("guest CPU 1"));
-        assert!(starved(&guest(90.0, 5.1)).is_some());
-        assert!(starved(&guest(96.0, 4.9)).is_none());
-        assert!(starved(&guest(56.0, 38.0)).is_none());
+        assert!(starved(&in_memory(83.0, 13.0)).unwrap().holds());
+        assert!(starved(&in_memory(90.0, 5.1)).is_none(), "no gain");
+        assert!(starved(&in_memory(56.0, 38.0)).is_none());
+        // The requests are in the device.
+        assert!(!starved(&guest(61.0, 38.0)).unwrap().holds());
+    }
+
+    /// One request of 400 us at a time, of which the device takes `device_us`.
+    fn one_by_one(steal: f64, device_us: f64) -> Evidence {
+        with(cell(1, 400.0), |evidence| {
+            evidence.device.as_mut().unwrap().mean_ns = device_us * 1e3;
+            evidence.guest.as_mut().unwrap().steal[0] = steal;
+            evidence.threads.clear();
+        })
     }
 
     #[test]
-    fn steal_of_an_idle_cpu_counts_against_what_the_device_takes() {
-        assert!(!delayed(&guest(20.0, 5.1)).unwrap().holds());
-        let fast = with(guest(20.0, 5.1), |evidence| evidence.device = None);
-        assert!(delayed(&fast).unwrap().holds());
-        assert!(delayed(&guest(20.0, 4.9)).is_none());
-        let host = with(guest(20.0, 0.0), |evidence| {
-            evidence.device = None;
-            evidence.host = evidence.guest.clone();
-            evidence.host.as_mut().unwrap().steal[1] = 12.0;
+    fn steal_is_a_part_of_the_requests_time() {
+        let finding = delayed(&one_by_one(50.0, 100.0)).unwrap();
+        assert!(finding.holds());
+        assert!(
+            finding.text.ends_with("at most 51% of the request's time"),
+            "{}",
+            finding.text
+        );
+        assert!(
+            !delayed(&one_by_one(30.0, 200.0)).unwrap().holds(),
+            "device"
+        );
+        assert!(!delayed(&one_by_one(30.0, 4.0)).unwrap().holds(), "unseen");
+        assert!(delayed(&one_by_one(4.9, 4.0)).is_none());
+    }
+
+    #[test]
+    fn steal_of_the_host_is_found() {
+        let host = with(one_by_one(0.0, 4.0), |evidence| {
+            evidence.host.as_mut().unwrap().steal[1] = 62.0;
         });
         let finding = delayed(&host).unwrap();
         assert!(finding.holds() && finding.text.contains("of the host"));
