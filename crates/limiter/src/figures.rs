@@ -13,6 +13,9 @@ pub const SATURATED: f64 = 0.95;
 pub const DELAYED: f64 = 0.05;
 /// Minimum gain if a suspected limiter were removed; trials (`--confirm`) require the same.
 pub const GAIN: f64 = 1.15;
+/// Minimum share of the offered requests that are in flight. A load with less is mostly busy with
+/// something else, so the limit of its requests is not its own limit.
+pub const KEPT: f64 = 0.50;
 /// Maximum steal share that is used as a correction. Above it, the times of threads prove nothing.
 const MOST_STOLEN: f64 = 0.50;
 /// Maximum number of characters shown of a name from the evidence.
@@ -37,13 +40,26 @@ pub fn of_window(evidence: &Evidence, seconds: f64) -> Option<f64> {
 }
 
 /// Returns the share of the window in which a thread worked: its CPU time without unsuccessful
-/// polling. `None` if it polls and does not report for how long.
+/// polling, in seconds per unstolen second. `None` if it polls and does not report for how long.
 pub fn working(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
+    work_in(
+        evidence,
+        thread,
+        evidence.seconds * (1.0 - stolen(evidence)),
+    )
+}
+
+/// Returns the same share of the whole window. A part of it may have been stolen.
+pub fn worked(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
+    work_in(evidence, thread, evidence.seconds)
+}
+
+fn work_in(evidence: &Evidence, thread: &ThreadTime, seconds: f64) -> Option<f64> {
     let useful = match thread.polls {
         true => thread.cpu - thread.polled?,
         false => thread.cpu,
     };
-    let cpu = share(useful, evidence.seconds * (1.0 - stolen(evidence)))?;
+    let cpu = share(useful, seconds)?;
     if thread.polls {
         return Some(cpu);
     }
@@ -80,13 +96,13 @@ fn stolen(evidence: &Evidence) -> f64 {
     stolen.unwrap_or(0.0).min(MOST_STOLEN)
 }
 
-/// Returns the share in which a vCPU's guest had work for it, whether or not it could run.
+/// Returns the share in which a vCPU ran its guest's work. Its steal is no work: the vCPU waits for
+/// a CPU of the host in that time.
 fn guest_cpu(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     let guest = evidence.guest.as_ref()?;
     let number = usize::try_from(thread.vcpu?).ok()?;
     let busy = *guest.busy.get(number)?;
-    let steal = guest.steal.get(number).copied().unwrap_or(0.0);
-    share(busy + steal, 100.0)
+    share(busy, 100.0)
 }
 
 /// Returns true for roles of threads that handle the load's requests.

@@ -7,19 +7,20 @@
 //!
 //! Causes come before their symptoms. Threads of a capped group look saturated or wait for a CPU; a
 //! vCPU without a CPU looks like a slow guest; the load's own thread makes its vCPU busy. Rules for
-//! what only lengthens each request a little come after rules for what blocks further requests.
-//! Latency is last, since it holds when nothing else does.
+//! what only lengthens each request a little come after rules for what blocks further requests, and
+//! hold only for the largest part of a request's time. Latency is last, since it holds when nothing
+//! else does and it was seen where the time goes.
 
-mod cpu_cap;
-mod device;
-mod filter;
-mod latency;
-mod load;
-mod lock;
-mod pressure;
-mod run_queue;
-mod steal;
-mod thread;
+pub mod cpu_cap;
+pub mod device;
+pub mod filter;
+pub mod latency;
+pub mod load;
+pub mod lock;
+pub mod pressure;
+pub mod run_queue;
+pub mod steal;
+pub mod thread;
 
 use crate::rule::Rule;
 
@@ -39,6 +40,7 @@ pub static RULES: &[Rule] = &[
     rule("run-queue", run_queue::delayed),
     rule("steal", steal::delayed),
     rule("pressure", pressure::high),
+    rule("client", load::pace),
     rule("latency", latency::bound),
 ];
 

@@ -3,7 +3,7 @@
 use fathom_run::evidence::{Evidence, ThreadRole};
 
 use crate::device_part::device_share;
-use crate::figures::{load_in_flight, name, offered, on_path, share, working};
+use crate::figures::{load_in_flight, name, offered, on_path, share, worked};
 
 /// A part of a request's mean time.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,7 +69,7 @@ pub fn largest(slices: &[Slice]) -> Option<&Slice> {
 /// Returns the share of a request's time in which threads on the path work for it.
 fn work(evidence: &Evidence) -> Option<f64> {
     let threads = evidence.threads.iter().filter(|one| on_path(one.role));
-    let shares = threads.filter_map(|one| working(evidence, one));
+    let shares = threads.filter_map(|one| worked(evidence, one));
     let sum = shares.fold(None, |sum, share| Some(sum.unwrap_or(0.0) + share));
     share(sum?, load_in_flight(evidence)?)
 }

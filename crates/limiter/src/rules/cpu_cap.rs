@@ -14,6 +14,12 @@ const HELD: f64 = DELAYED;
 /// Share of throttled periods below which the cap is not mentioned.
 const SELDOM: f64 = 0.01;
 
+/// Holds if the group is throttled often and loses time by that:
+///
+/// ```text
+/// throttled periods / periods        >= 0.10   [periods in which the group ran]
+/// throttled seconds / window seconds >= 0.05   [of all its threads together, so it may exceed 1]
+/// ```
 pub fn throttled(evidence: &Evidence) -> Option<Finding> {
     let cap = evidence.cgroup.as_ref()?;
     let periods = share(cap.throttled as f64, cap.periods as f64)?;

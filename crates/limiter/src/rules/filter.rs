@@ -13,6 +13,15 @@ const NOTICEABLE: f64 = 0.10;
 /// other requests, so it limits only if it takes the greater part.
 const MOST: f64 = 0.50;
 
+/// Holds if a filter delays requests for a part of their time:
+///
+/// ```text
+/// share = mean delay of all requests [ns] / load mean [ns]
+/// share >= 0.1 for `throttle`, else share >= 0.5
+/// ```
+///
+/// The delay is the mean over the server's requests. If the server has larger requests than the
+/// load (read-ahead), it may exceed the load's mean, and counts as the whole time.
 pub fn holds_requests(evidence: &Evidence) -> Option<Finding> {
     let held = |mean_ns: f64| share(mean_ns, evidence.load.mean_ns);
     let shares = evidence.filters.iter();

@@ -2,54 +2,89 @@
 
 use fathom_run::evidence::Evidence;
 
-use crate::device_part::device_share;
 use crate::figures::{
-    BUSY, largest, load_in_flight, name, offered, on_path, percent, ratio, share, thread, time,
-    working,
+    BUSY, KEPT, largest, load_in_flight, number, offered, on_path, percent, ratio, share, thread,
+    time, working,
 };
 use crate::rule::Finding;
 use crate::rules::thread::poller;
+use crate::slices::{self, Kind, Slice, slices};
 
-/// Minimum share of the offered requests that are in flight; with less, the load is mostly busy
-/// with something else.
-const KEPT: f64 = 0.50;
+/// Minimum share of a request's time that must have been seen. With less, the largest part may be
+/// one that was not seen.
+const SEEN: f64 = 0.50;
 
+/// Holds if the load keeps its requests in flight, nothing on their path is busy, and it was seen
+/// where they spend their time:
+///
+/// ```text
+/// in flight / offered                     >= 0.5   [requests, over the load's own seconds]
+/// CPU share of each thread, without polls <  0.8   [seconds per second of the window]
+/// busy share of each CPU of the guest     <  0.8   [of the window]
+/// busy share of the host's CPUs together  <  0.8   [of their time without steal and polls]
+/// sum of the parts of a request's time    >= 0.5   [of its mean time, see `slices`]
+/// ```
+///
+/// With one request offered there is no queue, and a busy thread is a part of the request's time.
+/// If the load is known only from its disk, at least half a request must be in flight.
+///
+/// If it was not seen where the time goes, the finding is missing evidence.
 pub fn bound(evidence: &Evidence) -> Option<Finding> {
     let load = &evidence.load;
-    let offered = offered(load)?;
-    if ratio(load_in_flight(evidence)?, offered)? < KEPT {
+    let in_flight = load_in_flight(evidence)?;
+    let offered = offered(load);
+    if ratio(in_flight, offered.unwrap_or(1.0))? < KEPT {
         return None;
     }
     let busy = busy(evidence);
-    // With one request in flight there is no queue, and all work is a part of the request's time.
     let may_be_busy = busy.is_some() || poller(evidence).is_some();
-    if offered > 1.0 && may_be_busy {
+    if offered.unwrap_or(in_flight) > 1.0 && may_be_busy {
         return None;
     }
-    let depth = match load.threads {
-        1 => format!("depth {}", load.depth),
-        threads => format!("{threads} threads x depth {}", load.depth),
+    let depth = match (offered, load.threads) {
+        (None, _) => format!("{} in flight", number(in_flight)),
+        (_, 1) => format!("depth {}", load.depth),
+        (_, threads) => format!("{threads} threads x depth {}", load.depth),
     };
     let busy = busy.unwrap_or_else(|| "nothing busy".into());
-    let (layer, layer_text) = largest_layer(evidence);
-    let text = format!(
-        "latency: {depth} / {}, {busy}; {layer_text}",
-        time(load.mean_ns)
-    );
-    let finding = Finding::verdict(text);
-    Some(match layer {
-        Some(layer) => finding.about(layer),
-        None => finding,
+    let slices = slices(evidence);
+    let each = format!("{depth} / {}, {busy}", time(load.mean_ns));
+    let unseen = slices::unseen(&slices);
+    let Some(largest) = slices::largest(&slices).filter(|_| unseen <= 1.0 - SEEN) else {
+        let share = percent(unseen);
+        let text = format!("where {share} of the request's time goes ({each})");
+        return Some(Finding::unseen(text));
+    };
+    let finding = Finding::verdict(format!("latency: {each}; {}", part(largest)));
+    Some(match &largest.kind {
+        Kind::Layer(name) => finding.about(name.clone()),
+        _ => finding,
     })
 }
 
-/// Describes the thread or guest CPU that is so busy that requests may queue for it.
+/// Describes the largest part of a request's time.
+fn part(slice: &Slice) -> String {
+    let share = percent(slice.share);
+    match &slice.kind {
+        Kind::Layer(name) => format!("largest layer {name} ({share})"),
+        Kind::Device => format!("{share} of it is the block device's"),
+        Kind::Filter(filter) => format!("{share} of it is the {filter} filter's"),
+        Kind::Work => format!("{share} of it is work of the path's threads"),
+    }
+}
+
+/// Describes the thread, or the CPUs of guest or host, that are so busy that requests may queue
+/// for them.
 fn busy(evidence: &Evidence) -> Option<String> {
     let runs = |role| on_path(role) || role == fathom_run::evidence::ThreadRole::Kernel;
     let found = largest(evidence, runs, |one| working(evidence, one));
     if let Some((share, busiest)) = found.filter(|(share, _)| *share >= BUSY) {
         return Some(format!("{} on CPU {}", thread(busiest), percent(share)));
     }
+    busy_guest(evidence).or_else(|| busy_host(evidence))
+}
+
+fn busy_guest(evidence: &Evidence) -> Option<String> {
     let guest = evidence.guest.as_ref()?.busy.iter();
     let busiest = guest
         .filter_map(|&busy| share(busy, 100.0))
@@ -58,28 +93,20 @@ fn busy(evidence: &Evidence) -> Option<String> {
     Some(format!("a CPU of the guest {} busy", percent(busiest)))
 }
 
-/// Returns the name of the largest layer, and its description.
-fn largest_layer(evidence: &Evidence) -> (Option<String>, String) {
-    let whole = evidence.load.mean_ns;
-    let layers = evidence.layers.iter();
-    let layers = layers.filter_map(|layer| Some((share(layer.mean_ns, whole)?, layer)));
-    if let Some((share, layer)) = layers.max_by(|one, other| one.0.total_cmp(&other.0)) {
-        let name = name(&layer.name);
-        let text = format!("largest layer {name} ({})", percent(share));
-        return (Some(name), text);
-    }
-    match device_share(evidence) {
-        Some(share) => (
-            None,
-            format!("{} of it is the block device's", percent(share)),
-        ),
-        None => (None, "the layers were not measured".into()),
-    }
+/// Counts all programs of the host, but not the polling of threads that report it.
+fn busy_host(evidence: &Evidence) -> Option<String> {
+    let host = evidence.host.as_ref()?;
+    let seconds = |percents: &[f64]| percents.iter().sum::<f64>() / 100.0 * evidence.seconds;
+    let polled: f64 = evidence.threads.iter().filter_map(|one| one.polled).sum();
+    let all = host.busy.len() as f64 * evidence.seconds - seconds(&host.steal);
+    let busy = share(seconds(&host.busy) - polled, all).filter(|&busy| busy >= BUSY)?;
+    Some(format!("the host's CPUs {} busy", percent(busy)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rule::Strength;
     use crate::tests::{cell, with};
     use fathom_run::evidence::Layer;
 
@@ -98,11 +125,56 @@ mod tests {
             "latency: depth 1 / 212 us, nothing busy; largest layer host: device (72%)"
         );
         assert_eq!(finding.subject.as_deref(), Some("host: device"));
-        let blind = bound(&cell(1, 212.0)).unwrap().text;
+        let device = bound(&cell(1, 212.0)).unwrap().text;
         assert!(
-            blind.ends_with("96% of it is the block device's"),
-            "{blind}"
+            device.ends_with("96% of it is the block device's"),
+            "{device}"
         );
+    }
+
+    #[test]
+    fn latency_of_which_most_was_not_seen_is_unknown() {
+        let blind = |device: f64| {
+            with(cell(4, 212.0), |evidence| {
+                evidence.device.as_mut().unwrap().mean_ns = device * 212e3;
+                evidence.threads.clear();
+            })
+        };
+        assert!(bound(&blind(0.51)).unwrap().holds());
+        let unseen = bound(&blind(0.38)).unwrap();
+        assert_eq!(unseen.strength, Strength::Unseen);
+        assert_eq!(
+            unseen.text,
+            "where 62% of the request's time goes (depth 4 / 212 us, nothing busy)"
+        );
+    }
+
+    #[test]
+    fn a_busy_host_is_not_nothing() {
+        let host = |depth: u32, busy: f64, polled: f64| {
+            with(cell(depth, 400.0), |evidence| {
+                evidence.host.as_mut().unwrap().busy = vec![busy; 2];
+                evidence.threads[1].polled = Some(polled);
+            })
+        };
+        assert!(bound(&host(4, 79.0, 0.0)).is_some());
+        assert!(bound(&host(4, 99.5, 0.0)).is_none());
+        assert!(bound(&host(4, 99.5, 6.0)).is_some(), "that is polling");
+        let one = bound(&host(1, 98.0, 0.0)).unwrap().text;
+        assert!(one.contains("the host's CPUs 98% busy"), "{one}");
+    }
+
+    #[test]
+    fn a_load_that_is_known_from_its_disk_has_no_depth() {
+        let disk = |part: u64| {
+            with(cell(1, 212.0), |evidence| {
+                evidence.load.threads = 0;
+                evidence.load.requests = evidence.load.requests * part / 100;
+            })
+        };
+        let finding = bound(&disk(100)).unwrap();
+        assert!(finding.text.starts_with("latency: 1 in flight / 212 us"));
+        assert!(bound(&disk(48)).is_none());
     }
 
     #[test]

@@ -1,23 +1,25 @@
-//! The load's own threads.
+//! The load's own threads, and its own pace.
 
 use fathom_run::evidence::{Evidence, ThreadRole};
 
 use crate::figures::{
-    SATURATED, largest, load_in_flight, number, offered, percent, ratio, share, wanting, working,
+    KEPT, SATURATED, largest, load_in_flight, number, offered, percent, ratio, share, wanting,
+    working,
 };
 use crate::rule::Finding;
 
-/// Minimum share of the offered requests that are in flight. A load with less is mostly busy with
-/// something else, so the limit of its requests is not its own limit.
-const KEPT: f64 = 0.50;
-
 /// Holds if the load's threads are on a CPU all the time, and no thread of the server is. A vCPU
 /// may be, since the load runs in it.
+///
+/// ```text
+/// mean CPU share of the load's threads      >= 0.95   [seconds per second of the load]
+/// CPU share of the server's busiest thread  <  0.95   [seconds per second of the window]
+/// ```
 pub fn saturated(evidence: &Evidence) -> Option<Finding> {
     let shares = shares(evidence);
     let most = shares.iter().copied().max_by(f64::total_cmp)?;
     if evidence.load.polls || most < SATURATED {
-        return pace(evidence);
+        return None;
     }
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
     let whose = match shares.len() {
@@ -44,15 +46,37 @@ pub fn saturated(evidence: &Evidence) -> Option<Finding> {
     )
 }
 
-/// Suspects a load that does not keep enough requests in flight.
-fn pace(evidence: &Evidence) -> Option<Finding> {
-    let (had, offered) = (load_in_flight(evidence)?, offered(&evidence.load)?);
-    let text = format!(
-        "the load's own pace: it had {} of {} in flight",
-        number(had),
-        number(offered)
-    );
-    (ratio(had, offered)? < KEPT).then(|| Finding::weak(text))
+/// Holds if the client keeps few requests in flight, so that the disk waits for it:
+///
+/// ```text
+/// in flight / offered < 0.5   [requests, over the load's own seconds]
+/// ```
+///
+/// A load that is known only from its disk offers one request. The disk sees all requests, but a
+/// load generator may not count its flushes. Therefore its own figures are enough only if the disk
+/// has seen the same requests, which the layers prove.
+pub fn pace(evidence: &Evidence) -> Option<Finding> {
+    let had = load_in_flight(evidence)?;
+    let offered = offered(&evidence.load);
+    if ratio(had, offered.unwrap_or(1.0))? >= KEPT {
+        return None;
+    }
+    let had = number(had);
+    let is_all = offered.is_none() || !evidence.layers.is_empty();
+    Some(match offered {
+        None => Finding::verdict(format!("client: keeps {had} requests in flight")),
+        Some(offered) if is_all => {
+            let offered = number(offered);
+            Finding::verdict(format!(
+                "client: keeps {had} of {offered} requests in flight"
+            ))
+        }
+        Some(offered) => Finding::unseen(format!(
+            "what the load did between its requests: its own pace, or flushes that it does not \
+             count (it had {had} of {} in flight)",
+            number(offered)
+        )),
+    })
 }
 
 /// Returns the CPU share of each load thread, as reported by the load or as measured for its
@@ -78,7 +102,9 @@ fn serves(role: ThreadRole) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rule::Strength;
     use crate::tests::{cell, with};
+    use fathom_run::evidence::Layer;
 
     /// A cell whose load threads and worker used these numbers of seconds of 10 s.
     fn load(threads: &[f64], worker: f64) -> Evidence {
@@ -122,13 +148,27 @@ mod tests {
     }
 
     #[test]
-    fn a_load_with_a_pace_of_its_own_is_worth_a_line() {
+    fn a_client_that_keeps_few_requests_in_flight_is_the_limit() {
         let slow = with(load(&[1.0], 1.0), |evidence| evidence.load.requests /= 4);
-        let finding = saturated(&slow).unwrap();
-        assert!(
-            !finding.holds() && finding.text.contains("7.9 of 32"),
-            "{}",
-            finding.text
-        );
+        let finding = pace(&slow).unwrap();
+        assert_eq!(finding.strength, Strength::Unseen);
+        assert!(finding.text.ends_with("(it had 7.9 of 32 in flight)"));
+        assert!(pace(&load(&[1.0], 1.0)).is_none());
+        // The disk has seen the same requests.
+        let seen = with(slow.clone(), |evidence| {
+            evidence.layers.push(Layer {
+                name: "host: device".into(),
+                mean_ns: 4e5,
+            });
+        });
+        let text = pace(&seen).unwrap().text;
+        assert_eq!(text, "client: keeps 7.9 of 32 requests in flight");
+        let from_disk = with(slow, |evidence| {
+            evidence.load.threads = 0;
+            evidence.load.requests /= 40;
+        });
+        let finding = pace(&from_disk).unwrap();
+        assert!(finding.holds());
+        assert_eq!(finding.text, "client: keeps 0.2 requests in flight");
     }
 }

@@ -8,6 +8,14 @@ use crate::rule::Finding;
 /// Minimum share of the requests' total time; more than an uncontended lock costs.
 const MUCH: f64 = 0.10;
 
+/// Holds if requests wait for a lock for a part of their time:
+///
+/// ```text
+/// share = waiting of all threads [s] / (requests * load mean [s])
+/// 0.1 <= share <= 1
+/// ```
+///
+/// Threads that wait for work may wait for longer than all requests together.
 pub fn waited_for(evidence: &Evidence) -> Option<Finding> {
     let load = &evidence.load;
     let spent = load.requests as f64 * load.mean_ns / 1e9;

@@ -12,6 +12,15 @@ use crate::rule::Finding;
 /// is twice the share for a thread on the path.
 const HIGH: f64 = 0.10;
 
+/// Holds if some task waited for memory, or for a CPU if the waits of the path's own threads are
+/// not known:
+///
+/// ```text
+/// time in which some task waited / window >= 0.10   [s / s]
+/// ```
+///
+/// Memory that is short is a cause and not a part of a request's time: data that has left the page
+/// cache is read from the device again.
 pub fn high(evidence: &Evidence) -> Option<Finding> {
     let pressure = evidence.pressure?;
     let finding = |what: &str, share: f64| {

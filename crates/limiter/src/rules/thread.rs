@@ -7,6 +7,16 @@ use crate::figures::{
 };
 use crate::rule::Finding;
 
+/// Holds if a thread on the path, or else a thread of the kernel, wanted to run all the time:
+///
+/// ```text
+/// works         >= 0.95   [CPU time without polling, seconds per second of the window]
+/// works + waits >= 0.95   if works >= 0.8; waits for a CPU are in the same unit
+/// ```
+///
+/// By the utilisation law, the rate cannot rise without such a thread, wherever its requests are.
+/// `works` is in seconds per unstolen second of the window, and for a vCPU at most what its guest
+/// reports.
 pub fn saturated(evidence: &Evidence) -> Option<Finding> {
     let works = |one: &ThreadTime| wanting(evidence, one).filter(|&share| share >= SATURATED);
     let on_cpu = |one: &ThreadTime| on_cpu(evidence, one);
@@ -45,7 +55,7 @@ fn on_cpu(evidence: &Evidence, thread: &ThreadTime) -> String {
 }
 
 /// Finds a thread that may be saturated, but polls and does not report how much of its time is
-/// work.
+/// work: `CPU time >= 0.95` in seconds per second of the window.
 pub fn poller(evidence: &Evidence) -> Option<Finding> {
     let on_cpu = |one: &ThreadTime| {
         let is_unknown = one.polls && working(evidence, one).is_none();
@@ -54,11 +64,11 @@ pub fn poller(evidence: &Evidence) -> Option<Finding> {
     };
     let (share, poller) = largest(evidence, |role| role != ThreadRole::Load, on_cpu)?;
     let text = format!(
-        "{} on CPU {}, but it polls: how much of that is work is not known",
+        "how much of the time of {} is work (on CPU {}, but it polls)",
         thread(poller),
         percent(share)
     );
-    Some(Finding::weak(text).about(name(&poller.name)))
+    Some(Finding::unseen(text).about(name(&poller.name)))
 }
 
 #[cfg(test)]
