@@ -1,6 +1,7 @@
 //! Tests of all rules together, with complete cells of known limits.
 
 mod any;
+mod laws;
 mod truth;
 
 use fathom_run::evidence::{Bare, DeviceTime, Evidence, Load, Processors, ThreadRole, ThreadTime};

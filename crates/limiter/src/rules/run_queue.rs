@@ -18,12 +18,16 @@ use crate::slices::{Side, Waiting};
 ///
 /// Holds if no larger part of a request's time was seen elsewhere.
 pub fn starved(evidence: &Evidence) -> Option<Finding> {
+    stronger(|side| starved_of(evidence, side))
+}
+
+fn starved_of(evidence: &Evidence, side: Side) -> Option<(f64, Finding)> {
     let wants_all = |one: &ThreadTime| {
         let (waits, works) = (waits(evidence, one)?, working(evidence, one)?);
         let gains = waits + works >= GAIN * works;
         (waits >= DELAYED && waits + works >= SATURATED && gains).then_some(waits)
     };
-    let (waits, starved) = largest(evidence, on_path, wants_all)?;
+    let (waits, starved) = largest(evidence, |role| is_of(side, role), wants_all)?;
     let whose = match starved.role {
         ThreadRole::Vcpu => "; the host's CPUs are overcommitted",
         _ => "",
@@ -34,11 +38,13 @@ pub fn starved(evidence: &Evidence) -> Option<Finding> {
         percent(waits),
         percent(of_window(evidence, starved.cpu)?)
     );
-    let finding = match Waiting::of(evidence, Side::of(starved.role), &[waits]) {
+    let waiting = of_requests(evidence, side);
+    let finding = match waiting {
         Some(waiting) if !waiting.is_largest => Finding::weak(text),
         _ => Finding::verdict(text),
     };
-    Some(finding.about(name(&starved.name)))
+    let part = waiting.map_or(waits, |waiting| waiting.most);
+    Some((part, finding.about(name(&starved.name))))
 }
 
 /// Finds threads that wait noticeably: in 5% of a request's time, or of the window if the requests
@@ -48,21 +54,24 @@ pub fn starved(evidence: &Evidence) -> Option<Finding> {
 /// than each part that was seen elsewhere, and at least half of the time in which requests may have
 /// waited for this side (see `Waiting`).
 pub fn delayed(evidence: &Evidence) -> Option<Finding> {
-    if starved(evidence).is_some() {
+    if starved(evidence).is_some_and(|finding| finding.holds()) {
         return None; // reported by `starved`
     }
-    let (share, delayed) = largest(evidence, on_path, |one| waits(evidence, one))?;
-    let side = Side::of(delayed.role);
-    let same = evidence.threads.iter();
-    let same = same.filter(|one| on_path(one.role) && Side::of(one.role) == side);
-    let all: Vec<f64> = same.filter_map(|one| waits(evidence, one)).collect();
-    let waiting = Waiting::of(evidence, side, &all);
+    stronger(|side| delayed_of(evidence, side))
+}
+
+fn delayed_of(evidence: &Evidence, side: Side) -> Option<(f64, Finding)> {
+    if starved_of(evidence, side).is_some() {
+        return None;
+    }
+    let of_side = |role| is_of(side, role);
+    let (share, delayed) = largest(evidence, of_side, |one| waits(evidence, one))?;
     let text = format!(
         "run queue: {} waited for a CPU in {} of the window",
         thread(delayed),
         percent(share)
     );
-    let (part, finding) = match waiting {
+    let (part, finding) = match of_requests(evidence, side) {
         Some(waiting) => {
             let most = percent(waiting.most);
             let text = format!("{text}, at most {most} of the request's time");
@@ -74,7 +83,30 @@ pub fn delayed(evidence: &Evidence) -> Option<Finding> {
         }
         None => (share, Finding::weak(text)),
     };
-    (part >= DELAYED).then(|| finding.about(name(&delayed.name)))
+    (part >= DELAYED).then(|| (part, finding.about(name(&delayed.name))))
+}
+
+/// Returns the finding of the side that holds, else of the one with the larger part of a request's
+/// time.
+fn stronger(find: impl Fn(Side) -> Option<(f64, Finding)>) -> Option<Finding> {
+    let found = [Side::Guest, Side::Server].into_iter().filter_map(find);
+    let key = |(part, finding): &(f64, Finding)| (finding.holds(), *part);
+    let strongest = found.max_by(|one, other| {
+        let (one, other) = (key(one), key(other));
+        one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
+    });
+    strongest.map(|(_, finding)| finding)
+}
+
+fn is_of(side: Side, role: ThreadRole) -> bool {
+    on_path(role) && Side::of(role) == side
+}
+
+/// Returns the waiting of all threads of a side as a part of a request's time.
+fn of_requests(evidence: &Evidence, side: Side) -> Option<Waiting> {
+    let threads = evidence.threads.iter().filter(|one| is_of(side, one.role));
+    let all: Vec<f64> = threads.filter_map(|one| waits(evidence, one)).collect();
+    Waiting::of(evidence, side, &all)
 }
 
 fn waits(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {

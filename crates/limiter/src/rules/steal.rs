@@ -29,18 +29,29 @@ pub fn starved(evidence: &Evidence) -> Option<Finding> {
 ///
 /// Holds if it is the largest part of a request's time (see `Waiting`).
 pub fn delayed(evidence: &Evidence) -> Option<Finding> {
-    if starved(evidence).is_some() {
+    let starved = starved(evidence);
+    if starved.as_ref().is_some_and(|finding| finding.holds()) {
         return None; // reported by `starved`
     }
-    let of = |machine: &Option<Processors>| worst(machine.as_ref()?, |_, _| true);
-    let guest = of(&evidence.guest).map(|worst| (worst, "guest", Side::Guest));
-    let host = of(&evidence.host).map(|worst| (worst, "host", Side::Both));
-    let both = guest.into_iter().chain(host);
-    let (worst, machine, side) = both.max_by(|one, other| one.0.steal.total_cmp(&other.0.steal))?;
-    let waiting = Waiting::of(evidence, side, &[worst.steal]);
-    let holds = waiting.is_some_and(|waiting| waiting.is_largest && waiting.explains);
-    let part = waiting.map(|waiting| waiting.most);
-    (part.unwrap_or(worst.steal) >= DELAYED).then(|| worst.finding(machine, part, holds))
+    let guest = evidence.guest.as_ref().filter(|_| starved.is_none());
+    let machines = [
+        (guest, "guest", Side::Guest),
+        (evidence.host.as_ref(), "host", Side::Both),
+    ];
+    let found = machines.into_iter().filter_map(|(machine, name, side)| {
+        let worst = worst(machine?, |_, _| true)?;
+        let waiting = Waiting::of(evidence, side, &[worst.steal]);
+        let holds = waiting.is_some_and(|waiting| waiting.is_largest && waiting.explains);
+        let most = waiting.map(|waiting| waiting.most);
+        let part = most.unwrap_or(worst.steal);
+        (part >= DELAYED).then(|| (part, worst.finding(name, most, holds)))
+    });
+    // A machine whose steal explains the requests is preferred to one with more of it.
+    let strongest = found.max_by(|one, other| {
+        let by_holding = one.1.holds().cmp(&other.1.holds());
+        by_holding.then(one.0.total_cmp(&other.0))
+    });
+    strongest.map(|(_, finding)| finding)
 }
 
 struct Worst {
