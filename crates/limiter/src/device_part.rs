@@ -1,7 +1,7 @@
 //! The block device's part of the load's requests.
 //!
-//! A device counts all of its I/O, also that of other programs. Its figures describe the load only
-//! if the load accounts for most of them.
+//! A device counts all of its I/O, also that of other programs. The figures of a device describe
+//! the load only if the load accounts for most of them.
 
 use fathom_run::evidence::{DeviceTime, Evidence, Load};
 
@@ -14,10 +14,10 @@ const AMPLIFIED: f64 = 2.0;
 /// moment.
 const EDGE: f64 = 1.10;
 
-/// What the device's figures say about the load's requests.
+/// Part of a request's time that the device's figures show.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DevicePart {
-    /// There is no device, or its figures cannot be compared with the load's.
+    /// No device was recorded, or its figures cannot be compared with the load's.
     Unseen,
     /// Most of the device's I/O is not the load's, so that its times are not the load's either.
     Mixed,

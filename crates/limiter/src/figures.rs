@@ -34,24 +34,33 @@ pub fn share(part: f64, whole: f64) -> Option<f64> {
     ratio(part, whole).map(|ratio| ratio.min(1.0))
 }
 
-/// Returns seconds as a share of the window.
-pub fn of_window(evidence: &Evidence, seconds: f64) -> Option<f64> {
-    share(seconds, evidence.seconds)
+/// Returns a thread's seconds as a share of the time in which it could work for the load.
+pub fn of_window(evidence: &Evidence, thread: &ThreadTime, seconds: f64) -> Option<f64> {
+    share(seconds, window(evidence, thread.role))
+}
+
+/// Returns the seconds in which threads of this role could work for the load.
+///
+/// Servers and the kernel's workers have nothing to do before the load starts and after its end, so
+/// their window is the load's own. The other threads also start and end the load.
+fn window(evidence: &Evidence, role: ThreadRole) -> f64 {
+    use ThreadRole::{Io, Kernel, Load, Main, Other, Pool, Vcpu};
+    match role {
+        Io | Pool | Kernel => evidence.load_seconds().min(evidence.seconds),
+        Load | Main | Other | Vcpu => evidence.seconds,
+    }
 }
 
 /// Returns the share of the window in which a thread worked: its CPU time without unsuccessful
 /// polling, in seconds per unstolen second. `None` if it polls and does not report for how long.
 pub fn working(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
-    work_in(
-        evidence,
-        thread,
-        evidence.seconds * (1.0 - stolen(evidence)),
-    )
+    let seconds = window(evidence, thread.role);
+    work_in(evidence, thread, seconds * (1.0 - stolen(evidence)))
 }
 
 /// Returns the same share of the whole window. A part of it may have been stolen.
 pub fn worked(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
-    work_in(evidence, thread, evidence.seconds)
+    work_in(evidence, thread, window(evidence, thread.role))
 }
 
 fn work_in(evidence: &Evidence, thread: &ThreadTime, seconds: f64) -> Option<f64> {
@@ -74,7 +83,8 @@ fn work_in(evidence: &Evidence, thread: &ThreadTime, seconds: f64) -> Option<f64
 /// waits have a rule of their own.
 pub fn wanting(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     let working = working(evidence, thread)?;
-    let waiting = thread.waiting.and_then(|waits| of_window(evidence, waits));
+    let waiting = thread.waiting;
+    let waiting = waiting.and_then(|waits| of_window(evidence, thread, waits));
     match waiting {
         Some(waiting) if working >= BUSY => Some((working + waiting).min(1.0)),
         _ => Some(working),
@@ -96,8 +106,8 @@ fn stolen(evidence: &Evidence) -> f64 {
     stolen.unwrap_or(0.0).min(MOST_STOLEN)
 }
 
-/// Returns the share in which a vCPU ran its guest's work. Its steal is no work: the vCPU waits for
-/// a CPU of the host in that time.
+/// Returns the share in which a vCPU ran its guest's work. Steal is no work: the vCPU waits for a
+/// CPU of the host in that time.
 fn guest_cpu(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     let guest = evidence.guest.as_ref()?;
     let number = usize::try_from(thread.vcpu?).ok()?;
@@ -221,6 +231,26 @@ mod tests {
         assert_eq!(working(&evidence, &thread), None);
         thread.polled = Some(8.9);
         assert!((working(&evidence, &thread).unwrap() - 0.1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_servers_window_is_the_loads_own() {
+        let evidence = Evidence {
+            seconds: 10.0,
+            load: Load {
+                seconds: 8.0,
+                ..Load::default()
+            },
+            ..Evidence::default()
+        };
+        let mut thread = ThreadTime {
+            role: ThreadRole::Io,
+            cpu: 7.8,
+            ..ThreadTime::default()
+        };
+        assert_eq!(working(&evidence, &thread), Some(0.975));
+        thread.role = ThreadRole::Vcpu;
+        assert_eq!(working(&evidence, &thread), Some(0.78));
     }
 
     #[test]

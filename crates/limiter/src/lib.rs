@@ -17,12 +17,14 @@
 
 mod device_part;
 mod figures;
+pub mod layers;
 mod rule;
 mod rules;
 mod slices;
 #[cfg(test)]
 mod tests;
 mod unknown;
+mod words;
 
 use std::fmt;
 
@@ -32,6 +34,7 @@ use serde::Serialize;
 use rule::Strength;
 
 pub use rules::CPU_CAP;
+pub use words::{UNKNOWN, WORDS, Words, words_for};
 
 /// The suspected limiter of a cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -19,7 +19,7 @@ pub struct Finding {
     pub text: String,
 }
 
-/// What a finding says about the limiter.
+/// Weight of a finding for the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
     /// The finding explains the cell.

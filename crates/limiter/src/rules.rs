@@ -20,6 +20,7 @@ pub mod lock;
 pub mod pressure;
 pub mod run_queue;
 pub mod steal;
+pub mod tables;
 pub mod thread;
 
 use crate::rule::Rule;
@@ -40,6 +41,7 @@ pub static RULES: &[Rule] = &[
     rule("run-queue", run_queue::delayed),
     rule("steal", steal::delayed),
     rule("pressure", pressure::high),
+    rule("tables", tables::missed),
     rule("client", load::pace),
     rule("latency", latency::bound),
 ];

@@ -4,6 +4,7 @@ use fathom_run::evidence::{Evidence, ThreadRole};
 
 use crate::device_part::device_share;
 use crate::figures::{load_in_flight, name, offered, on_path, share, worked};
+use crate::layers::is_in_server;
 
 /// A part of a request's mean time.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,10 +98,9 @@ impl Side {
     ///
     /// A server that has no CPU also sees the end of a request in the device late.
     fn has(self, layer: &str) -> bool {
-        let is_server = layer.starts_with("fathom: ") || layer == "host: device";
         match self {
-            Side::Guest => !is_server,
-            Side::Server => is_server,
+            Side::Guest => !is_in_server(layer),
+            Side::Server => is_in_server(layer),
             Side::Both => true,
         }
     }
@@ -236,7 +236,7 @@ mod tests {
         assert!(much.is_largest && much.explains);
         assert!((much.most - 0.5 / 0.99).abs() < 1e-3, "{much:?}");
         assert!(!waiting(0.9, 0.1, 0.3).explains);
-        // A request waits for the guest only while it is there.
+        // A request waits for the guest only in the guest's layer.
         assert!((waiting(0.3, 0.7, 0.9).most - 0.3).abs() < 1e-9);
     }
 

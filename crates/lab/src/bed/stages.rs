@@ -1,12 +1,11 @@
 //! Fathom's own times within a window: the difference between two readings of its statistics.
 
+use fathom_limiter::layers;
 use fathom_run::evidence::{Held, Layer};
 use fathom_run::{Better, Measure, Unit};
 use serde_json::Value;
 
 const TOTAL: &str = "total";
-/// The stages in a request's order.
-const LAYERS: [&str; 6] = ["wake", "queue", "map", "device", "finish", "notify"];
 
 /// Number and times of requests by operation and stage, in the server's order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -106,15 +105,12 @@ impl Stages {
             name: name.to_owned(),
             mean_ns,
         };
-        let mut layers = vec![layer("guest, KVM and QEMU", (mean_ns - total).max(0.0))];
-        let told = LAYERS
+        let mut all = vec![layer(layers::OUTSIDE, (mean_ns - total).max(0.0))];
+        let told = layers::STAGES
             .iter()
             .filter_map(|name| Some((name, self.all(name).mean()?)));
-        layers.extend(told.map(|(name, mean)| match *name {
-            "device" => layer("host: device", mean),
-            name => layer(&format!("fathom: {name}"), mean),
-        }));
-        layers
+        all.extend(told.map(|(name, mean)| layer(&layers::of_stage(name), mean)));
+        all
     }
 
     /// Returns the time that filters have delayed requests, which is the stage `queue`. With

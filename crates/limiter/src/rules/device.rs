@@ -25,7 +25,7 @@ const AS_FAST: f64 = 0.90;
 /// rate / bare device >= 0.9               [requests per second; if it was measured]
 /// ```
 ///
-/// It also holds if the device's queues are full (see [`queue_full`]). If the device's I/O is
+/// The rule also holds if the device's queues are full (see `queue_full`). If the device's I/O is
 /// mostly not the load's, the part of the load is unknown.
 pub fn at_its_limit(evidence: &Evidence) -> Option<Finding> {
     let device = evidence.device.as_ref()?;

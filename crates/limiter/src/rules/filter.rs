@@ -26,8 +26,11 @@ pub fn holds_requests(evidence: &Evidence) -> Option<Finding> {
     let held = |mean_ns: f64| share(mean_ns, evidence.load.mean_ns);
     let shares = evidence.filters.iter();
     let shares = shares.filter_map(|one| Some((held(one.mean_ns)?, one)));
-    let is_limit =
-        |share: f64, filter: &str| share >= if filter == THROTTLE { NOTICEABLE } else { MOST };
+    let is_limit = |share: f64, filter: &str| {
+        // A filter may have options: `throttle:iops-read=1000`.
+        let is_throttle = filter.split(':').next() == Some(THROTTLE);
+        share >= if is_throttle { NOTICEABLE } else { MOST }
+    };
     // A filter that limits is preferred to one that only takes longer.
     let (share, one) = shares.max_by(|one, other| {
         let key = |(share, held): &(f64, &fathom_run::evidence::Held)| {

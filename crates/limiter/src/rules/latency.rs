@@ -46,7 +46,11 @@ pub fn bound(evidence: &Evidence) -> Option<Finding> {
         (_, 1) => format!("depth {}", load.depth),
         (_, threads) => format!("{threads} threads x depth {}", load.depth),
     };
-    let busy = busy.unwrap_or_else(|| "nothing busy".into());
+    let none = match evidence.host {
+        Some(_) => "nothing busy",
+        None => "no busy thread seen",
+    };
+    let busy = busy.unwrap_or_else(|| none.into());
     let slices = slices(evidence);
     let each = format!("{depth} / {}, {busy}", time(load.mean_ns));
     let unseen = slices::unseen(&slices);

@@ -61,7 +61,11 @@ pub fn pace(evidence: &Evidence) -> Option<Finding> {
     if ratio(had, offered.unwrap_or(1.0))? >= KEPT {
         return None;
     }
-    let had = number(had);
+    let had = match had {
+        had if had < 0.005 => "less than 0.01".into(),
+        had if had < 0.095 => format!("{had:.2}"),
+        had => number(had),
+    };
     let is_all = offered.is_none() || !evidence.layers.is_empty();
     Some(match offered {
         None => Finding::verdict(format!("client: keeps {had} requests in flight")),
@@ -170,5 +174,11 @@ mod tests {
         let finding = pace(&from_disk).unwrap();
         assert!(finding.holds());
         assert_eq!(finding.text, "client: keeps 0.2 requests in flight");
+        let few = |part: u64| {
+            let few = with(from_disk.clone(), |evidence| evidence.load.requests /= part);
+            pace(&few).unwrap().text
+        };
+        assert_eq!(few(10), "client: keeps 0.02 requests in flight");
+        assert_eq!(few(100), "client: keeps less than 0.01 requests in flight");
     }
 }

@@ -36,7 +36,7 @@ fn starved_of(evidence: &Evidence, side: Side) -> Option<(f64, Finding)> {
         "run queue: {} waited for a CPU in {} of the window and had one in {}{whose}",
         thread(starved),
         percent(waits),
-        percent(of_window(evidence, starved.cpu)?)
+        percent(of_window(evidence, starved, starved.cpu)?)
     );
     let waiting = of_requests(evidence, side);
     let finding = match waiting {
@@ -50,9 +50,9 @@ fn starved_of(evidence: &Evidence, side: Side) -> Option<(f64, Finding)> {
 /// Finds threads that wait noticeably: in 5% of a request's time, or of the window if the requests
 /// are not known.
 ///
-/// Holds if the waits of all threads of one side are the largest part of a request's time: larger
-/// than each part that was seen elsewhere, and at least half of the time in which requests may have
-/// waited for this side (see `Waiting`).
+/// Holds if the waits of all threads of one side are the largest part of a request's time. The
+/// waits must be longer than each part that was seen elsewhere, and at least half of the time in
+/// which requests may have waited for this side (see `Waiting`).
 pub fn delayed(evidence: &Evidence) -> Option<Finding> {
     if starved(evidence).is_some_and(|finding| finding.holds()) {
         return None; // reported by `starved`
@@ -110,7 +110,7 @@ fn of_requests(evidence: &Evidence, side: Side) -> Option<Waiting> {
 }
 
 fn waits(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
-    of_window(evidence, thread.waiting?)
+    of_window(evidence, thread, thread.waiting?)
 }
 
 #[cfg(test)]
@@ -152,8 +152,8 @@ mod tests {
         assert!(!starved(&elsewhere(190.0)).unwrap().holds());
     }
 
-    /// One request of 400 us at a time, of which the device takes `device_us`. The vCPU waits for
-    /// `waiting` of 10 s.
+    /// A cell with one request of 400 us at a time, of which the device takes `device_us`. The vCPU
+    /// waits for `waiting` of 10 s.
     fn one_by_one(waiting: f64, device_us: f64) -> Evidence {
         with(cell(1, 400.0), |evidence| {
             evidence.device.as_mut().unwrap().mean_ns = device_us * 1e3;

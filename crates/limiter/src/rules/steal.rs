@@ -128,7 +128,7 @@ mod tests {
         assert!(!starved(&guest(61.0, 38.0)).unwrap().holds());
     }
 
-    /// One request of 400 us at a time, of which the device takes `device_us`.
+    /// A cell with one request of 400 us at a time, of which the device takes `device_us`.
     fn one_by_one(steal: f64, device_us: f64) -> Evidence {
         with(cell(1, 400.0), |evidence| {
             evidence.device.as_mut().unwrap().mean_ns = device_us * 1e3;

@@ -16,7 +16,7 @@ use crate::rule::Finding;
 ///
 /// By the utilisation law, the rate cannot rise without such a thread, wherever its requests are.
 /// `works` is in seconds per unstolen second of the window, and for a vCPU at most what its guest
-/// reports.
+/// reports. The window of a server's thread is that of the load.
 pub fn saturated(evidence: &Evidence) -> Option<Finding> {
     let works = |one: &ThreadTime| wanting(evidence, one).filter(|&share| share >= SATURATED);
     let on_cpu = |one: &ThreadTime| on_cpu(evidence, one);
@@ -59,7 +59,7 @@ fn on_cpu(evidence: &Evidence, thread: &ThreadTime) -> String {
 pub fn poller(evidence: &Evidence) -> Option<Finding> {
     let on_cpu = |one: &ThreadTime| {
         let is_unknown = one.polls && working(evidence, one).is_none();
-        let share = of_window(evidence, one.cpu).filter(|&share| share >= SATURATED);
+        let share = of_window(evidence, one, one.cpu).filter(|&share| share >= SATURATED);
         share.filter(|_| is_unknown)
     };
     let (share, poller) = largest(evidence, |role| role != ThreadRole::Load, on_cpu)?;
