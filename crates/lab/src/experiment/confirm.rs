@@ -115,10 +115,10 @@ fn more_io_threads(experiment: &dyn Experiment, before: &Settings) -> Option<Set
 mod tests {
     use super::super::find;
     use super::*;
-    use fathom_run::evidence::{DeviceTime, Load, Processors, ThreadTime};
+    use fathom_run::evidence::{DeviceTime, Layer, Load, Processors, ThreadTime};
 
     /// A cell of experiment `settings` with some values changed: 10 s with one request of 100 us at
-    /// a time.
+    /// a time, of which the disk takes 90 us.
     fn cell(changed: &[(&str, &str)], change: fn(&mut Evidence)) -> Cell {
         let mut settings = Settings::defaults(find("settings").unwrap().parameters());
         for (name, value) in changed {
@@ -144,6 +144,10 @@ mod tests {
                 role: ThreadRole::Io,
                 cpu: 2.0,
                 ..ThreadTime::default()
+            }],
+            layers: vec![Layer {
+                name: "host: device".into(),
+                mean_ns: 0.9e5,
             }],
             ..Evidence::default()
         };
@@ -248,6 +252,8 @@ mod tests {
     #[test]
     fn nothing_is_tried_without_a_suspect_or_a_setting() {
         assert_eq!(tried(&[], |evidence| evidence.load.requests /= 10), None);
+        // Where the time goes is not known.
+        assert_eq!(tried(&[], |evidence| evidence.layers.clear()), None);
         let mut without = cell(&[], |_| ());
         without.evidence = None;
         assert_eq!(trial(find("settings").unwrap(), &without), None);

@@ -2,10 +2,10 @@
 
 use crate::support::experiment::{cell, run, write};
 use fathom_report::cells::Table;
-use fathom_run::evidence::{Evidence, Load, Processors};
+use fathom_run::evidence::{Evidence, Layer, Load, Processors};
 use fathom_run::{Cell, Expects, Planned, Trial};
 
-/// A cell with one request at a time, and nothing busy.
+/// A cell with one request at a time, most of which is the device's, and nothing busy.
 fn one_by_one(planned: &Planned) -> Cell {
     let mut cell = cell(planned);
     if cell.planned.settings["server"] == "fathom" && cell.planned.settings["threads"] == "1" {
@@ -23,6 +23,10 @@ fn one_by_one(planned: &Planned) -> Cell {
                 busy: vec![20.0; 4],
                 steal: vec![0.0; 4],
             }),
+            layers: vec![Layer {
+                name: "host: device".into(),
+                mean_ns: 0.9e5,
+            }],
             ..Evidence::default()
         });
     }
