@@ -138,12 +138,19 @@ pub fn offered(load: &Load) -> Option<f64> {
     (offered > 0.0).then_some(offered)
 }
 
+/// Returns the number of requests that the load could keep in flight. A load that is known only
+/// from its disk could keep one at least.
+pub fn possible(load: &Load) -> Option<f64> {
+    let is_of_disk = load.threads == 0 && load.depth == 0;
+    offered(load).or(is_of_disk.then_some(1.0))
+}
+
 /// Returns the mean number of requests that the load had in flight, over its own seconds:
 /// `requests * mean_ns / load_seconds` (Little's law).
 pub fn load_in_flight(evidence: &Evidence) -> Option<f64> {
     let load = &evidence.load;
     let spent = load.requests as f64 * load.mean_ns / 1e9;
-    ratio(spent, evidence.load_seconds()).filter(|_| load.requests > 0)
+    ratio(spent, evidence.load_seconds()).filter(|_| load.requests > 0 && load.mean_ns > 0.0)
 }
 
 /// Formats a share: `98%`, or `5.3%` if it is small.

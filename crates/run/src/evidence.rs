@@ -47,7 +47,8 @@ pub struct Evidence {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Load {
-    /// Number of threads that issue requests.
+    /// Number of threads that issue requests. If it is 0, and `depth` too, the load is known only
+    /// from its disk, which counts all requests.
     pub threads: u32,
     /// Number of requests that each thread keeps in flight.
     pub depth: u32,

@@ -2,10 +2,12 @@
 
 use fathom_run::evidence::Evidence;
 
+use crate::device_part::device_share;
 use crate::figures::{
-    BUSY, KEPT, largest, load_in_flight, number, offered, on_path, percent, ratio, share, thread,
-    time, working,
+    BUSY, KEPT, largest, load_in_flight, number, offered, on_path, percent, possible, ratio, share,
+    thread, time, working,
 };
+use crate::layers::STORAGE;
 use crate::rule::Finding;
 use crate::rules::thread::poller;
 use crate::slices::{self, Kind, Slice, slices};
@@ -28,12 +30,17 @@ const SEEN: f64 = 0.50;
 /// With one request offered there is no queue, and a busy thread is a part of the request's time.
 /// If the load is known only from its disk, at least half a request must be in flight.
 ///
-/// If it was not seen where the time goes, the finding is missing evidence.
+/// If it was not seen where the time goes, the finding is missing evidence. The time between the
+/// server and the block device was not seen either, where a group's I/O limit holds requests:
+///
+/// ```text
+/// layer `host: device` - device's share >= 0.5   [of a request's mean time]
+/// ```
 pub fn bound(evidence: &Evidence) -> Option<Finding> {
     let load = &evidence.load;
     let in_flight = load_in_flight(evidence)?;
     let offered = offered(load);
-    if ratio(in_flight, offered.unwrap_or(1.0))? < KEPT {
+    if ratio(in_flight, possible(load)?)? < KEPT {
         return None;
     }
     let busy = busy(evidence);
@@ -59,11 +66,28 @@ pub fn bound(evidence: &Evidence) -> Option<Finding> {
         let text = format!("where {share} of the request's time goes ({each})");
         return Some(Finding::unseen(text));
     };
+    if let Some(between) = above_device(evidence, &slices) {
+        let share = percent(between);
+        let text = format!(
+            "what holds requests between the server and the device for {share} of their time, such \
+             as an I/O limit of a group ({each})"
+        );
+        return Some(Finding::unseen(text));
+    }
     let finding = Finding::verdict(format!("latency: {each}; {}", part(largest)));
     Some(match &largest.kind {
         Kind::Layer(name) => finding.about(name.clone()),
         _ => finding,
     })
+}
+
+/// Returns the share of a request's time between the server and its block device, if that is most
+/// of the time.
+fn above_device(evidence: &Evidence, slices: &[Slice]) -> Option<f64> {
+    let is_storage = |kind: &Kind| matches!(kind, Kind::Layer(name) if name == STORAGE);
+    let storage = slices.iter().find(|slice| is_storage(&slice.kind))?;
+    let between = storage.share - device_share(evidence)?;
+    (between >= SEEN).then_some(between)
 }
 
 /// Describes the largest part of a request's time.
@@ -154,6 +178,27 @@ mod tests {
     }
 
     #[test]
+    fn time_above_the_device_is_unseen() {
+        let above = |device: f64| {
+            with(cell(1, 3300.0), |evidence| {
+                evidence.device.as_mut().unwrap().mean_ns = device * 3.3e6;
+                evidence.layers.push(Layer {
+                    name: STORAGE.into(),
+                    mean_ns: 0.97 * 3.3e6,
+                });
+            })
+        };
+        assert!(bound(&above(0.48)).unwrap().holds());
+        let capped = bound(&above(0.03)).unwrap();
+        assert_eq!(capped.strength, Strength::Unseen);
+        assert_eq!(
+            capped.text,
+            "what holds requests between the server and the device for 94% of their time, such as \
+             an I/O limit of a group (depth 1 / 3.3 ms, nothing busy)"
+        );
+    }
+
+    #[test]
     fn a_busy_host_is_not_nothing() {
         let host = |depth: u32, busy: f64, polled: f64| {
             with(cell(depth, 400.0), |evidence| {
@@ -172,7 +217,7 @@ mod tests {
     fn a_load_that_is_known_from_its_disk_has_no_depth() {
         let disk = |part: u64| {
             with(cell(1, 212.0), |evidence| {
-                evidence.load.threads = 0;
+                (evidence.load.threads, evidence.load.depth) = (0, 0);
                 evidence.load.requests = evidence.load.requests * part / 100;
             })
         };

@@ -3,8 +3,8 @@
 use fathom_run::evidence::{Evidence, ThreadRole};
 
 use crate::figures::{
-    KEPT, SATURATED, largest, load_in_flight, number, offered, percent, ratio, share, wanting,
-    working,
+    KEPT, SATURATED, largest, load_in_flight, number, offered, percent, possible, ratio, share,
+    wanting, working,
 };
 use crate::rule::Finding;
 
@@ -58,7 +58,7 @@ pub fn saturated(evidence: &Evidence) -> Option<Finding> {
 pub fn pace(evidence: &Evidence) -> Option<Finding> {
     let had = load_in_flight(evidence)?;
     let offered = offered(&evidence.load);
-    if ratio(had, offered.unwrap_or(1.0))? >= KEPT {
+    if ratio(had, possible(&evidence.load)?)? >= KEPT {
         return None;
     }
     let had = match had {
@@ -168,7 +168,7 @@ mod tests {
         let text = pace(&seen).unwrap().text;
         assert_eq!(text, "client: keeps 7.9 of 32 requests in flight");
         let from_disk = with(slow, |evidence| {
-            evidence.load.threads = 0;
+            (evidence.load.threads, evidence.load.depth) = (0, 0);
             evidence.load.requests /= 40;
         });
         let finding = pace(&from_disk).unwrap();
@@ -180,5 +180,8 @@ mod tests {
         };
         assert_eq!(few(10), "client: keeps 0.02 requests in flight");
         assert_eq!(few(100), "client: keeps less than 0.01 requests in flight");
+        // The time of a request is not known.
+        let untimed = with(from_disk, |evidence| evidence.load.mean_ns = 0.0);
+        assert!(pace(&untimed).is_none());
     }
 }

@@ -2,7 +2,7 @@
 
 use fathom_run::evidence::Evidence;
 
-use crate::figures::{KEPT, load_in_flight, offered, percent, ratio};
+use crate::figures::{KEPT, load_in_flight, percent, possible, ratio};
 use crate::layers::TABLES;
 use crate::rule::Finding;
 use crate::slices::{Kind, slices};
@@ -26,10 +26,7 @@ pub fn missed(evidence: &Evidence) -> Option<Finding> {
         "tables of the image: {} of the request's time (--metadata-cache)",
         percent(tables.share)
     );
-    let kept = ratio(
-        load_in_flight(evidence)?,
-        offered(&evidence.load).unwrap_or(1.0),
-    )?;
+    let kept = ratio(load_in_flight(evidence)?, possible(&evidence.load)?)?;
     let finding = match kept >= KEPT {
         true => Finding::verdict(text),
         false => Finding::weak(text),

@@ -34,6 +34,7 @@ prop_compose! {
             load.seconds = 10.0 * part;
             load.thread_cpu = vec![cpu[3] * part];
             load.threads = u32::from(known[0]);
+            load.depth *= load.threads;
             evidence.threads.push(thread("kcryptd", ThreadRole::Kernel, 0.0));
             for (number, thread) in evidence.threads.iter_mut().enumerate() {
                 thread.cpu = cpu[number];
