@@ -8,7 +8,8 @@ use std::time::Duration;
 use fathom_lab::Process;
 use fathom_lab::evidence::{Kind, Sampler, Watch, Watched, device_below};
 use fathom_lab::work::{Shape, Worked};
-use fathom_run::evidence::{Evidence, Held, Load};
+use fathom_limiter::layers;
+use fathom_run::evidence::{Evidence, Held, Layer, Load};
 use fathom_tests::{Place, fathom, run};
 use serde_json::Value;
 
@@ -57,9 +58,11 @@ pub fn seen(work: &Work, beside: Beside) -> Evidence {
     let _busy = beside.busy.map(|cpu| spinner(cpu, &place));
     let watched = Watched::new(server, Kind::Server);
     let mut evidence = watch(vec![watched], None, (work.command)(&sockets), work.told);
+    let read = read_stages(server);
     evidence
         .filters
-        .extend(beside.filter.map(|filter| held(server, filter)));
+        .extend(beside.filter.map(|filter| held(&read, filter)));
+    evidence.layers = read_layers(&read, evidence.load.mean_ns);
     evidence
 }
 
@@ -146,13 +149,37 @@ fn within(load: Load, seconds: f64) -> Load {
     }
 }
 
-/// Returns how long a filter has held requests back, according to the server.
-fn held(server: u32, filter: &str) -> Held {
+/// Returns the stages of the load's most frequent operation, according to the server.
+fn read_stages(server: u32) -> Vec<Value> {
     let ended = run(&["stats", &server.to_string(), "--json"], SOON);
     let stats: Value = serde_json::from_str(&ended.stdout).unwrap();
-    let read = &stats["operations"].as_array().unwrap()[0];
-    let mut stages = read["stages"].as_array().unwrap().iter();
-    let queue = stages.find(|stage| stage["stage"] == "queue").unwrap();
+    let operations = stats["operations"].as_array().unwrap().iter();
+    let stages = operations.map(|operation| operation["stages"].as_array().unwrap());
+    let count = |stages: &&Vec<Value>| stage(stages, "total").unwrap()["count"].as_u64();
+    stages.max_by_key(count).unwrap().clone()
+}
+
+fn stage<'a>(stages: &'a [Value], name: &str) -> Option<&'a Value> {
+    stages.iter().find(|stage| stage["stage"] == name)
+}
+
+/// Returns where the load's requests have spent their time.
+fn read_layers(stages: &[Value], mean_ns: f64) -> Vec<Layer> {
+    let mean = |name: &str| stage(stages, name)?["mean_ns"].as_f64();
+    let outside = mean_ns - mean("total").unwrap();
+    let outside = (layers::OUTSIDE.to_owned(), outside.max(0.0));
+    let own =
+        { layers::STAGES.iter() }.filter_map(|name| Some((layers::of_stage(name), mean(name)?)));
+    [outside]
+        .into_iter()
+        .chain(own)
+        .map(|(name, mean_ns)| Layer { name, mean_ns })
+        .collect()
+}
+
+/// Returns how long a filter has held requests back.
+fn held(stages: &[Value], filter: &str) -> Held {
+    let queue = stage(stages, "queue").unwrap();
     Held {
         filter: filter.split(':').next().unwrap().to_owned(),
         requests: queue["count"].as_u64().unwrap(),
