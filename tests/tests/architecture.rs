@@ -138,6 +138,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "fathom-control",
             "fathom-jobs",
+            "fathom-limiter",
+            "fathom-run",
             "fathom-sandbox",
             "fathom-spec",
             "fathom-stack",
@@ -377,9 +379,7 @@ const HOST_PATHS: &[&str] = &["/home/", "/root/", "/Users/"];
 
 fn root() -> PathBuf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
-    dir.parent()
-        .expect("tests/ is in the repository")
-        .to_owned()
+    dir.parent().expect("tests/ has a parent").to_owned()
 }
 
 /// Returns every file of the repository, without generated ones.

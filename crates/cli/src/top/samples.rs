@@ -61,7 +61,7 @@ pub fn disk(name: &str, iops: f64) -> DiskSample {
         queues: Vec::new(),
         limiter: Limiter {
             kind: LimiterKind::Latency,
-            text: "latency: 1.0 in flight, 80 us each".to_owned(),
+            text: "latency: 1 in flight / 80 us".to_owned(),
         },
         histogram: if iops > 0.0 {
             vec![(65, iops as u64)]

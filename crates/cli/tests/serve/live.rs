@@ -157,7 +157,7 @@ fn live_intervals_add_up_and_name_the_limiter() {
     }
     drop(load);
     assert!(hints.len() >= 2, "{hints:?}");
-    let held = |hint: &&String| hint.contains("filter delay:read=30ms holds back");
+    let held = |hint: &&String| hint.contains("delay:read=30ms filter: ");
     assert!(
         2 * hints.iter().filter(held).count() > hints.len(),
         "{hints:?}"

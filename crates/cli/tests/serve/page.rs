@@ -76,7 +76,7 @@ fn the_page_shows_what_goes_on_at_any_width_by_day_and_by_night() {
         let slow = row("slow");
         until(
             &mut browser,
-            &format!("{slow} && {slow}.innerText.includes('filter delay:read=30ms holds back')"),
+            &format!("{slow} && {slow}.innerText.includes('delay:read=30ms filter: ')"),
         );
         assert_eq!(
             browser.number("document.querySelectorAll('#disks tbody tr').length"),

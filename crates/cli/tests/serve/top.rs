@@ -36,7 +36,7 @@ fn text_and_json_are_for_who_has_no_screen() {
         assert!(lines[1].starts_with("DISK") && lines[1].ends_with("LIMITED BY"));
         // The disk with the most requests comes first.
         let slow = &lines[2];
-        let is_busy = slow.contains("filter delay:read=30ms holds back");
+        let is_busy = slow.contains("delay:read=30ms filter: ");
         assert!(
             !is_busy
                 || (slow.starts_with("slow") && slow.contains("1 NBD") && slow.contains("queue"))
@@ -270,7 +270,7 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
     terminal.run("echo 'somebody was''-here'");
     terminal.wait_for("was-here");
     terminal.run(&top(&served));
-    let screen = terminal.wait_for("filter delay:read=30ms holds back");
+    let screen = terminal.wait_for("delay:read=30ms filter: ");
     assert!(
         screen.starts_with("fathom top  1 server, 3 disks  IOPS r "),
         "{screen}"

@@ -1,8 +1,8 @@
 //! An interval of one disk, computed from two moments.
 
 use super::counted::Counted;
-use super::limiter::{Limiter, Seen};
-use super::sample::{DiskSample, Figures, FrontEndSample, OpSample, QueueSample, WorkerSample};
+use super::limited::{idle, limiter};
+use super::sample::{DiskSample, FrontEndSample, OpSample, QueueSample, WorkerSample};
 use super::spread::{figures, histogram, rate};
 use crate::info::WorkerInfo;
 use crate::{Measured, QueueInfo};
@@ -97,37 +97,12 @@ impl Between<'_> {
             polling_percent: mean(workers.iter().map(|worker| worker.polling_percent)),
             queues: queues(&before.queues, &self.now.queues, seconds),
             workers,
-            limiter: Limiter::of(&Seen::default()),
+            limiter: idle(),
             histogram: histogram(&all, self.ns_per_tick),
             all: figures(&all, seconds, self.ns_per_tick),
         };
-        sample.limiter = Limiter::of(&seen(&sample));
+        sample.limiter = limiter(&sample);
         sample
-    }
-}
-
-/// Returns the figures from which the limiter is derived.
-fn seen(disk: &DiskSample) -> Seen {
-    let Figures { stages_us, .. } = &disk.all;
-    let mean_us = disk.all.mean_us.unwrap_or(0.0);
-    let share = |stage: &str| stages_us.get(stage).copied().unwrap_or(0.0) / mean_us.max(1e-9);
-    let cpu = |worker: &&WorkerSample| worker.cpu_percent.unwrap_or(0.0);
-    let workers = disk.workers.iter();
-    let busiest = workers.max_by(|a, b| cpu(a).total_cmp(&cpu(b)));
-    Seen {
-        frozen: disk.frozen,
-        requests: disk.all.requests,
-        in_flight: disk.in_flight,
-        depth: disk.mean_in_flight,
-        mean_us,
-        queue: share("queue"),
-        map: share("map"),
-        device: share("device"),
-        filters: disk.filters.clone(),
-        cpu_percent: busiest.as_ref().map_or(0.0, cpu),
-        polling_percent: busiest.map_or(disk.polling_percent, |worker| worker.polling_percent),
-        pool_cpu_percent: disk.pool_cpu_percent.unwrap_or(0.0),
-        is_nbd: disk.image.starts_with("nbd"),
     }
 }
 

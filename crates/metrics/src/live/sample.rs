@@ -1,6 +1,5 @@
 //! The report of an interval.
 
-use super::limiter::Limiter;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -153,6 +152,50 @@ pub struct FrontEndSample {
     pub guest: Option<String>,
     /// UUID of the guest (QEMU's option `-uuid`). Null if unknown.
     pub uuid: Option<String>,
+}
+
+/// Kind of the suspected limiter, for programs:
+///
+/// - `idle`: the disk had no requests.
+/// - `frozen`: the disk is frozen.
+/// - `stuck`: requests are in flight, and none has completed.
+/// - `filter`: a filter holds requests back.
+/// - `thread`: a thread has work all the time.
+/// - `tables`: lookups in the image's tables take most of the time.
+/// - `client`: the client keeps few requests in flight.
+/// - `latency`: requests take their time one after the other, and nothing is busy.
+/// - `unknown`: no rule holds, or the evidence that a rule needs was not seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LimiterKind {
+    /// The disk had no requests.
+    Idle,
+    /// The disk is frozen.
+    Frozen,
+    /// Requests are in flight, and none has completed.
+    Stuck,
+    /// A filter holds requests back.
+    Filter,
+    /// A thread has work all the time.
+    Thread,
+    /// Lookups in the image's tables take most of the time.
+    Tables,
+    /// The client keeps few requests in flight.
+    Client,
+    /// Requests take their time one after the other, and nothing is busy.
+    Latency,
+    /// No rule holds, or the evidence that a rule needs was not seen.
+    Unknown,
+}
+
+/// The suspected limiter of a disk in an interval: a hint, which rules derive from the interval's
+/// numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Limiter {
+    /// Kind of the limiter, for programs.
+    pub kind: LimiterKind,
+    /// Description of the limiter for display, in one line.
+    pub text: String,
 }
 
 /// Live numbers of a worker in one interval.

@@ -75,7 +75,7 @@ fn a_table_of_80_columns_has_what_matters() {
     assert!(row.contains("78us") && row.contains("<120us"), "{row}");
     assert!(lines[4].starts_with("db") && lines[5].starts_with("idle"));
     // Without a column for it, the hint of the selected disk has a line of its own.
-    assert_eq!(lines[22], "web: latency: 1.0 in flight, 80 us each");
+    assert_eq!(lines[22], "web: latency: 1 in flight / 80 us");
     assert!(lines[23].starts_with("q quit"));
 }
 
@@ -83,7 +83,7 @@ fn a_table_of_80_columns_has_what_matters() {
 fn a_wide_table_has_hints_and_fits() {
     let lines = lines(&state(look()), 200, 10);
     assert!(lines[2].ends_with("LIMITED BY"), "{}", lines[2]);
-    assert!(lines[3].ends_with("80 us each"), "{}", lines[3]);
+    assert!(lines[3].ends_with("in flight / 80 us"), "{}", lines[3]);
 }
 
 #[test]
