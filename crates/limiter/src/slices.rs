@@ -4,7 +4,7 @@ use fathom_run::evidence::{Evidence, ThreadRole};
 
 use crate::device_part::device_share;
 use crate::figures::{load_in_flight, name, offered, on_path, share, worked};
-use crate::layers::is_in_server;
+use crate::layers::{OUTSIDE, is_in_server};
 
 /// A part of a request's mean time.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,11 +96,12 @@ impl Side {
 
     /// Returns true if a layer contains the time in which requests wait for this side.
     ///
-    /// A server that has no CPU also sees the end of a request in the device late.
+    /// A server that has no CPU also sees the end of a request in the device late. Requests wait
+    /// for the server in their queues, which is outside of its own stages.
     fn has(self, layer: &str) -> bool {
         match self {
             Side::Guest => !is_in_server(layer),
-            Side::Server => is_in_server(layer),
+            Side::Server => is_in_server(layer) || layer == OUTSIDE,
             Side::Both => true,
         }
     }
@@ -238,6 +239,16 @@ mod tests {
         assert!(!waiting(0.9, 0.1, 0.3).explains);
         // A request waits for the guest only in the guest's layer.
         assert!((waiting(0.3, 0.7, 0.9).most - 0.3).abs() < 1e-9);
+    }
+
+    #[test]
+    fn requests_in_their_queues_wait_for_the_server() {
+        let all = layers(32, &[("guest, KVM and QEMU", 0.9), ("host: device", 0.1)]);
+        let of = |side| Waiting::of(&all, side, &[0.5]).unwrap();
+        assert!(of(Side::Server).is_largest && of(Side::Server).explains);
+        let busy = layers(32, &[("guest, KVM and QEMU", 0.1), ("host: device", 0.9)]);
+        let guest = Waiting::of(&busy, Side::Guest, &[0.5]).unwrap();
+        assert!(!guest.is_largest);
     }
 
     #[test]
