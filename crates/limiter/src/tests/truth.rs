@@ -227,6 +227,73 @@ fn where_nothing_is_wrong_nothing_but_latency_is_named() {
     assert!(verdict.also.is_empty(), "{verdict:#?}");
 }
 
+/// A cell with one request at a time, whose vCPU waits for a CPU in 9.4% of the window, with these
+/// layers (name, share).
+fn layered(us: f64, layers: &[(&str, f64)]) -> Evidence {
+    with(cell(1, us), |evidence| {
+        evidence.threads[0].waiting = Some(0.94);
+        evidence.device = None;
+        let layer = |&(name, share): &(&str, f64)| Layer {
+            name: name.into(),
+            mean_ns: share * us * 1e3,
+        };
+        evidence.layers = layers.iter().map(layer).collect();
+    })
+}
+
+#[test]
+fn short_waits_of_a_vcpu_are_not_the_limit() {
+    let guest = ("guest, KVM and QEMU", 0.15);
+    let shared = [guest, ("fathom: wake", 0.75), ("host: device", 0.10)];
+    let shared = layered(4000.0, &shared);
+    named(&shared, "latency", "fathom: wake");
+    assert!(judge(&shared).also[0].starts_with("run queue: vCPU 'CPU 0/KVM' waited"));
+    let tables = [guest, ("fathom: map", 0.60), ("host: device", 0.25)];
+    let verdict = judge(&layered(400.0, &tables));
+    assert_eq!(verdict.rule(), Some("tables"), "{verdict:#?}");
+}
+
+#[test]
+fn an_io_limit_above_the_device_is_not_latency() {
+    let layers = [("guest, KVM and QEMU", 0.03), ("host: device", 0.97)];
+    let capped = with(layered(3300.0, &layers), |evidence| {
+        evidence.device = cell(1, 100.0).device;
+        let device = evidence.device.as_mut().unwrap();
+        (device.requests, device.bytes) = (evidence.load.requests, evidence.load.bytes);
+    });
+    let verdict = judge(&capped);
+    assert_eq!(verdict.limiter, None);
+    let words = "unknown, not seen: what holds requests between the server and the device";
+    assert!(verdict.text.starts_with(words), "{verdict:#?}");
+}
+
+#[test]
+fn a_device_with_a_neighbour_is_not_judged_by_its_figures() {
+    let neighbour = with(cell(4, 900.0), |evidence| {
+        let device = evidence.device.as_mut().unwrap();
+        (device.requests, device.bytes) = (device.requests + 20_000, device.bytes + (20_000 << 20));
+        (device.in_flight, device.mean_ns) = (36.0, 8e6);
+    });
+    let verdict = judge(&neighbour);
+    assert_eq!(verdict.limiter, None);
+    let words =
+        "the load's part of the device nvme0n1, which other I/O uses: 36 in flight, and 4 of";
+    assert!(verdict.text.contains(words), "{verdict:#?}");
+}
+
+#[test]
+fn start_and_end_of_a_load_do_not_hide_a_full_device() {
+    let longer = with(cell(32, 400.0), |evidence| {
+        evidence.seconds = 12.5;
+        evidence.load.seconds = 10.0;
+        let device = evidence.device.as_mut().unwrap();
+        device.in_flight *= 0.8;
+        device.mean_ns = 0.91 * 4e5;
+        evidence.bare = None;
+    });
+    named(&longer, "device", "nvme0n1");
+}
+
 #[test]
 fn without_evidence_it_is_unknown() {
     let nothing = judge(&Evidence::default());
