@@ -42,6 +42,7 @@ user-mode-linux
 nbdkit
 libnbd-bin
 nbd-client
+fuse3
 cryptsetup-bin
 fdisk
 python3-libnbd

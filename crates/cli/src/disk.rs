@@ -439,7 +439,8 @@ fn row(at: String, info: &Info) -> Row {
         .nbd
         .as_ref()
         .map(|nbd| format!("NBD as {:?}", nbd.export));
-    let ways: Vec<_> = vhost_user.into_iter().chain(nbd).collect();
+    let fuse = { info.fuse.as_ref() }.map(|fuse| format!("file {}", fuse.file.display()));
+    let ways: Vec<_> = vhost_user.into_iter().chain(nbd).chain(fuse).collect();
     [
         at,
         info.name.clone(),

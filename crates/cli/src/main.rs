@@ -254,8 +254,9 @@ fn start_logging(
         // The servers that use the image report these errors.
         Command::BaseKeeper { .. } => "off,fathom_base=warn",
         // The user of `--run` needs to see problems only.
-        Command::Serve(args) if args.run_dir.is_some() => "warn",
-        _ => "info",
+        Command::Serve(args) if args.run_dir.is_some() => "warn,fuser=off",
+        // The crate reports unknown requests of the kernel, and each end of a session.
+        _ => "info,fuser=off",
     };
     let filter = filter.as_deref().unwrap_or(usual);
     check_levels(filter)?;

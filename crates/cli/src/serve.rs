@@ -251,7 +251,10 @@ impl ServeArgs {
         let disk = self.disk.expect("clap demands a disk");
         let vhost_user = match self.of_disk.vhost_user.clone() {
             // Without an NBD address, only a socket from systemd lets anybody connect.
-            None if self.nbd.is_empty() && std::env::var_os("LISTEN_FDS").is_some() => {
+            None if self.nbd.is_empty()
+                && self.of_disk.fuse.is_none()
+                && std::env::var_os("LISTEN_FDS").is_some() =>
+            {
                 Some(SocketSpec::Activated)
             }
             socket => socket,

@@ -258,7 +258,7 @@ fn describe(limits: &TenantLimits) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// Prints the front-end and the NBD connections of a disk.
+/// Prints the front-end, the NBD connections and the mounted file of a disk.
 fn print_clients(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     if let Some(socket) = &info.vhost_user {
         let front_end = match &info.front_end {
@@ -289,6 +289,15 @@ fn print_clients(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
                 connection.client, connection.worker, connection.seconds
             )?;
         }
+    }
+    if let Some(fuse) = &info.fuse {
+        let (file, open) = (fuse.file.display(), fuse.open);
+        let access = if fuse.writable {
+            "writable"
+        } else {
+            "read-only"
+        };
+        writeln!(out, "file:       {file} ({access}, open {open} times)")?;
     }
     Ok(())
 }

@@ -17,6 +17,8 @@ pub enum ThreadKind {
     NbdListener,
     /// Handles an NBD client's handshake.
     NbdConnection,
+    /// Serves a file by FUSE.
+    Fuse,
     /// Does CPU-bound work for workers.
     Helper,
     /// Writes a log.

@@ -87,6 +87,7 @@ fn kind_of(kind: ThreadKind) -> Kind {
         ThreadKind::Session => Kind::Session,
         ThreadKind::NbdListener => Kind::NbdListener,
         ThreadKind::NbdConnection => Kind::NbdConnection,
+        ThreadKind::Fuse => Kind::Fuse,
         ThreadKind::Helper => Kind::Helper,
         ThreadKind::Log => Kind::Log,
         ThreadKind::Watch => Kind::Watch,

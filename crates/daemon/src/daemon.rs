@@ -8,6 +8,7 @@ use crate::handover::{self, HandedOver, Starter};
 use crate::limits;
 use fathom_api::{Api, ApiSockets};
 use fathom_disks::Objects;
+use fathom_exports::fuse::install_launcher;
 use fathom_files::superseded;
 use fathom_host::handover::Renewal;
 use fathom_host::options::{DiskOptions, ServeOptions};
@@ -333,6 +334,7 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
     };
     let starter = Starter::new(options.arguments.clone(), sandbox)?;
     finder::install(starter.finder(options.sandbox));
+    install_launcher(starter.launcher());
     if !options.tenants {
         read_keys(options)?;
         cage::enter(sandbox);

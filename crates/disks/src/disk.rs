@@ -2,6 +2,7 @@
 
 mod backup;
 mod chain;
+mod file;
 mod handover;
 mod mirror;
 mod snapshots;
@@ -20,7 +21,7 @@ use super::tracer::Tracer;
 use fathom_core::{DiskInfo, Looking, SizeWatch, ThreadKind, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
-use fathom_exports::{VhostUser, Visit, Watch};
+use fathom_exports::{FuseExport, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
 use fathom_host::options::DiskOptions;
 use fathom_host::{Error, Outcome};
@@ -74,6 +75,9 @@ pub struct Served {
     /// The listener for front-ends, until front-ends are served.
     listener: Option<Listener>,
     vhost_user: Option<Serving<VhostUser>>,
+    /// The mounted file, until its programs are served.
+    mounted: Option<Arc<FuseExport>>,
+    file: Option<Serving<FuseExport>>,
     trace: Option<Tracer>,
     visits: Arc<Visits>,
     alarms: Watches,
@@ -100,7 +104,7 @@ impl Served {
         definitions::forget_unfinished(&options, definitions.as_deref());
         let coming = moves::prepare(options.pull.as_ref()).map_err(Error::Options)?;
         let held = coming.as_ref().is_some_and(|coming| !coming.is_here());
-        let any_bytes = options.nbd.is_some();
+        let any_bytes = options.nbd.is_some() || options.fuse.is_some();
         let mut stack = Stack::open(&options.disk, any_bytes, held, &filters, &pools)?;
         let mut moves = Moves::new(&options, &stack);
         moves.add_to(&mut stack.parts);
@@ -131,6 +135,8 @@ impl Served {
             shared,
             listener,
             vhost_user: None,
+            mounted: None,
+            file: None,
             trace: None,
             visits: Arc::default(),
             alarms,
@@ -143,6 +149,7 @@ impl Served {
         } else if let Some(path) = served.options.trace.clone() {
             served.trace = Some(served.start_trace(&path)?);
         }
+        served.mount()?;
         Ok(served)
     }
 
@@ -151,8 +158,9 @@ impl Served {
         self.stack.disk.watch_size(watch);
     }
 
-    /// Serves front-ends, on a thread of their own.
+    /// Serves front-ends and the programs that use the disk's file, on threads of their own.
     pub fn serve(&mut self) -> Result<(), Error> {
+        self.serve_file()?;
         let Some(listener) = self.listener.take() else {
             return Ok(());
         };
@@ -237,7 +245,7 @@ impl Served {
             match (visit, by) {
                 (Visit::Attached, By::VhostUser) => visits.of_front_end(),
                 (Visit::Attached, By::Nbd) => visits.of_client(),
-                (Visit::Detached, _) => {}
+                (Visit::Attached, By::Fuse) | (Visit::Detached, _) => {}
             }
             let (disk, client) = (disk.clone(), client.to_owned());
             events.tell(match visit {
@@ -274,6 +282,9 @@ impl Served {
         if let Some(export) = self.export_name() {
             write!(line, " by NBD as {export:?}").expect("a String takes it");
         }
+        if let Some(fuse) = &self.options.fuse {
+            write!(line, " as file {}", fuse.file.display()).expect("a String takes it");
+        }
         line
     }
 
@@ -290,12 +301,17 @@ impl Served {
         self.backup.iter().for_each(Running::begin_stop);
         self.following().for_each(Following::begin_stop);
         self.vhost_user.iter().for_each(Serving::begin_stop);
+        self.file.iter().for_each(Serving::begin_stop);
     }
 
     /// Waits for the end of the jobs and of the front-end's export. None: not all of them have
     /// ended at `deadline`.
     pub fn end(&mut self, deadline: Instant) -> Option<Result<(), Error>> {
         let ended = match &mut self.vhost_user {
+            Some(serving) => serving.end(deadline)?,
+            None => Ok(()),
+        };
+        let file = match &mut self.file {
             Some(serving) => serving.end(deadline)?,
             None => Ok(()),
         };
@@ -306,7 +322,8 @@ impl Served {
         {
             return None;
         }
-        Some(ended.map_err(Error::io("front-ends are no longer served")))
+        let ended = ended.map_err(Error::io("front-ends are no longer served"));
+        Some(ended.and(file.map_err(Error::io("the mounted file is no longer served"))))
     }
 
     /// Stops the workers, which have no clients any more. False: not all workers have stopped at
@@ -458,6 +475,7 @@ impl Served {
             max_queues: options.queues,
             queues_running: status.queues_running,
             nbd: None,
+            fuse: self.file_info(),
             filters: stack.filters.info(),
             workers: self.workers_info(),
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),

@@ -3,7 +3,7 @@
 
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::vhost_user::Frozen;
-use fathom_exports::{NbdServer, VhostUser};
+use fathom_exports::{FuseExport, NbdServer, VhostUser};
 use fathom_host::signals::LeftToThisThread;
 use std::io;
 use std::sync::Arc;
@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 /// Timeout for requests in flight.
 const HALT: Duration = Duration::from_secs(5);
 
-/// The front-end and the clients of a disk.
+/// The front-end and the clients of a disk. Programs that use its file are clients, too.
 pub struct Users {
     pub export: Option<Arc<VhostUser>>,
     /// The NBD server, and the name of the disk's export.
     pub clients: Option<(Arc<NbdServer>, String)>,
+    /// The mounted file.
+    pub file: Option<Arc<FuseExport>>,
 }
 
 /// The waiting front-end and clients of a frozen disk. Dropping this value resumes them. `thaw`
@@ -25,6 +27,7 @@ pub struct Users {
 pub struct Waiting {
     export: Option<Frozen>,
     clients: Option<(Arc<NbdServer>, String)>,
+    file: Option<Arc<FuseExport>>,
 }
 
 impl Users {
@@ -42,6 +45,7 @@ impl Users {
         let waiting = Waiting {
             export,
             clients: self.clients,
+            file: self.file,
         };
         match waiting.halt() {
             Ok(()) => Ok(waiting),
@@ -59,6 +63,9 @@ impl Waiting {
         if let Some((server, name)) = &self.clients {
             // (Before the front-end stops: clients depend on it.)
             server.hold_export(name, deadline)?;
+        }
+        if let Some(file) = &self.file {
+            file.hold(deadline)?;
         }
         if let Some(export) = &self.export {
             export.begin_halt().wait(deadline)?;
@@ -89,6 +96,9 @@ impl Drop for Waiting {
         drop(self.export.take());
         if let Some((server, name)) = &self.clients {
             server.go_on_export(name, None);
+        }
+        if let Some(file) = &self.file {
+            file.go_on(None);
         }
     }
 }

@@ -206,7 +206,7 @@ impl Nbd {
 pub fn let_disconnect(disk: &Served, server: &Arc<NbdServer>) {
     let server = Arc::downgrade(server);
     let name = disk.export_name().unwrap_or_default().to_owned();
-    disk.shared().set_disconnect(Box::new(move || {
+    disk.shared().add_disconnect(Box::new(move || {
         if let Some(server) = server.upgrade() {
             server.disconnect(&name);
         }

@@ -12,7 +12,7 @@ use super::shared_disk::SharedDisk;
 use super::snapshots::SnapshotWork;
 use fathom_core::Parts;
 use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
-use fathom_exports::{NbdServer, VhostUser};
+use fathom_exports::{FuseExport, NbdServer, VhostUser};
 use fathom_files::{UsedFile, check_same};
 use fathom_formats::Format;
 use fathom_host::mailbox::Post;
@@ -42,6 +42,8 @@ pub struct Remake {
     pub export: Option<Arc<VhostUser>>,
     /// The server of its NBD clients, if it has any.
     pub clients: Option<Arc<NbdServer>>,
+    /// The mounted file of the disk, if it has one.
+    pub file: Option<Arc<FuseExport>>,
     pub also: Also,
     /// The present disk, as its front-end, clients and jobs share it.
     pub before: Arc<SharedDisk>,
@@ -234,6 +236,10 @@ impl Remake {
                     let name = export.name().to_owned();
                     server.go_on_export(&name, Some(export));
                 }
+                if let Some(file) = &self.file {
+                    disk.let_file_disconnect(file);
+                    file.go_on(Some(disk.backend()));
+                }
                 Ok(disk)
             }
             Err(problem) => {
@@ -249,6 +255,9 @@ impl Remake {
                 going_on.into_iter().for_each(|export| export.wait(HALT));
                 if let Some((server, export)) = clients {
                     server.go_on_export(export.name(), None);
+                }
+                if let Some(file) = &self.file {
+                    file.go_on(None);
                 }
                 Err(problem)
             }
@@ -274,6 +283,9 @@ impl Remake {
         if let Some((server, name)) = self.clients.as_ref().zip(disk.export_name()) {
             // (Before the front-end stops: clients depend on it.)
             server.hold_export(name, deadline)?;
+        }
+        if let Some(file) = &self.file {
+            file.hold(deadline)?;
         }
         // (The front-end releases the disk when everything is copied.)
         let switch = self.also.switch();

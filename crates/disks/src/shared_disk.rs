@@ -1,4 +1,5 @@
-//! A disk with several users: a front-end, NBD clients, and jobs.
+//! A disk with several users: a front-end, clients, and jobs. The clients are NBD clients, and the
+//! programs that have the disk's file open.
 
 mod alone;
 
@@ -121,7 +122,7 @@ impl SharedDisk {
         })
     }
 
-    /// Returns the disk for NBD connections.
+    /// Returns the disk for NBD connections and mounted files.
     pub fn for_clients(self: &Arc<Self>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
@@ -149,9 +150,16 @@ impl SharedDisk {
         })
     }
 
-    /// Sets the function that disconnects clients.
-    pub fn set_disconnect(&self, disconnect: Disconnect) {
-        self.users.lock().disconnect = Some(disconnect);
+    /// Adds a function that disconnects clients of one kind.
+    pub fn add_disconnect(&self, disconnect: Disconnect) {
+        let mut users = self.users.lock();
+        users.disconnect = Some(match users.disconnect.take() {
+            None => disconnect,
+            Some(others) => Box::new(move || {
+                others();
+                disconnect();
+            }),
+        });
     }
 
     /// Sets the function that makes followers detach.
@@ -172,8 +180,8 @@ impl SharedDisk {
             return Err(DiskError::Unusable {
                 path: PathBuf::from(&self.name),
                 problem:
-                    "the virtual machine of the disk is not running; NBD clients are admitted \
-                     while it runs"
+                    "the virtual machine of the disk is not running; clients are admitted while it \
+                     runs"
                         .into(),
             });
         }
@@ -488,7 +496,7 @@ mod tests {
                     }
                 }
             };
-            shared.set_disconnect(Box::new(disconnect));
+            shared.add_disconnect(Box::new(disconnect));
             front_end.deactivate().unwrap();
             assert!(asked.load(SeqCst) > 0);
             assert_eq!(disk.active.load(SeqCst), 0);
@@ -508,7 +516,7 @@ mod tests {
         let shared = SharedDisk::new(disk.clone(), "disk".into(), true, true, Vec::new());
         let asked = Arc::new(AtomicUsize::new(0));
         let (client, count) = (shared.for_clients(), asked.clone());
-        shared.set_disconnect(Box::new(move || {
+        shared.add_disconnect(Box::new(move || {
             if count.fetch_add(1, SeqCst).is_multiple_of(2) {
                 let client = client.clone();
                 std::thread::spawn(move || client.deactivate().unwrap());

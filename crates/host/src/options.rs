@@ -82,6 +82,12 @@ impl ServeOptions {
                 ));
             }
             let checked = disk.validate(self.nbd.is_some());
+            let checked = checked.and_then(|()| match (&disk.fuse, self.tenants) {
+                (Some(_), true) => {
+                    Err("fuse: a server with tenants mounts no files; remove it".into())
+                }
+                _ => Ok(()),
+            });
             checked.map_err(|problem| match several {
                 true => format!("disk '{}': {problem}", disk.name),
                 false => problem,
@@ -170,6 +176,15 @@ impl ExportOptions {
     }
 }
 
+/// The file by which programs use a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FuseOptions {
+    /// The mount point, an existing regular file.
+    pub file: PathBuf,
+    /// Whether programs may write.
+    pub is_writable: bool,
+}
+
 /// The options of one disk.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
@@ -183,6 +198,8 @@ pub struct DiskOptions {
     pub access: Access,
     /// None: the disk has no NBD export.
     pub nbd: Option<ExportOptions>,
+    /// The file over which the disk is mounted. None: the disk has no such file.
+    pub fuse: Option<FuseOptions>,
     /// Maximum number of virtqueues, 1 to 256.
     pub queues: u16,
     /// The disk's serial number, as the guest sees it.
@@ -207,6 +224,10 @@ impl DiskOptions {
         let spec = Box::new(table.clone().without_defaults());
         let base_cache = table.cache_terms();
         let pull = pull_terms(&table)?;
+        let fuse = table.fuse.map(|file| FuseOptions {
+            file,
+            is_writable: table.fuse_writable,
+        });
         let new = Description::new(table.image);
         let disk = Description {
             base_cache,
@@ -247,6 +268,7 @@ impl DiskOptions {
             vhost_user: table.vhost_user,
             access: access(table.socket_mode, table.socket_group),
             nbd: export.filter(|_| has_nbd),
+            fuse,
             queues: table.queues.unwrap_or(DEFAULT_QUEUES),
             serial: table.serial,
             trace: table.trace,
@@ -277,8 +299,11 @@ impl DiskOptions {
 
     /// Rejects options that exclude each other.
     pub fn validate(&self, has_nbd: bool) -> Result<(), String> {
-        if self.vhost_user.is_none() && !(has_nbd && self.nbd.is_some()) {
-            return Err("no client could connect to the disk; add --vhost-user or --nbd".into());
+        let has_nbd = has_nbd && self.nbd.is_some();
+        if self.vhost_user.is_none() && !has_nbd && self.fuse.is_none() {
+            return Err(
+                "no client could connect to the disk; add --vhost-user, --nbd or --fuse".into(),
+            );
         }
         let is_path = matches!(self.vhost_user, Some(SocketSpec::Path(_)));
         check_access(self.access, is_path)?;

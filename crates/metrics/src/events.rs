@@ -14,7 +14,8 @@ use utoipa::ToSchema;
 /// Number of events buffered for a client; a slower client loses the oldest and gets a count.
 const KEPT: usize = 1024;
 
-/// Type of a connection to a disk: `vhost-user` for a virtual machine, `nbd` for an NBD client.
+/// Type of a connection to a disk: `vhost-user` for a virtual machine, `nbd` for an NBD client,
+/// `fuse` for programs that have the disk's file open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum By {
@@ -22,6 +23,8 @@ pub enum By {
     VhostUser,
     /// Connection of an NBD client.
     Nbd,
+    /// Programs that have the disk's file open.
+    Fuse,
 }
 
 /// An event: one line of `/v1/events`.
@@ -106,7 +109,8 @@ pub enum Happened {
         /// Why the stream or commit has failed. Null in phases other than `failed`.
         problem: Option<String>,
     },
-    /// A virtual machine or an NBD client has connected to the disk.
+    /// A virtual machine or an NBD client has connected to the disk, or a program is the first to
+    /// open its file.
     Attached {
         /// Name of the disk.
         disk: String,
@@ -115,7 +119,8 @@ pub enum Happened {
         /// Process or address of the client for display, such as `process 17` or `192.0.2.1:4000`.
         client: String,
     },
-    /// A virtual machine or an NBD client has disconnected from the disk.
+    /// A virtual machine or an NBD client has disconnected from the disk, or no program has its
+    /// file open any more.
     Detached {
         /// Name of the disk.
         disk: String,

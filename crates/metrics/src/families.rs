@@ -250,6 +250,16 @@ pub const DISKS: &[Family] = &[
         },
     },
     Family {
+        name: "fuse_opens",
+        unit: None,
+        kind: Gauge,
+        help: "Number of times that programs have the disk's file open",
+        samples: |disk, to| match &disk.info.fuse {
+            Some(fuse) => to.gauge(&[], fuse.open),
+            None => Ok(()),
+        },
+    },
+    Family {
         name: "filter_held",
         unit: Some(Unit::Seconds),
         kind: Counter,

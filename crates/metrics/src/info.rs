@@ -70,6 +70,9 @@ pub struct Info {
     pub queues_running: usize,
     /// The disk's NBD export. Null if the disk is not exported.
     pub nbd: Option<NbdInfo>,
+    /// The file that shows the disk's contents. Null if the disk has no such file.
+    #[serde(default)]
+    pub fuse: Option<FuseInfo>,
     /// Filters of the disk, from the one closest to the guest to the one closest to the image.
     #[schema(value_type = Vec<Object>)]
     pub filters: Vec<FilterInfo>,
@@ -468,6 +471,8 @@ impl Info {
             1 => Some("an NBD client".to_owned()),
             n => Some(format!("{n} NBD clients")),
         };
+        let files = { self.fuse.iter() }.find(|fuse| fuse.open > 0);
+        let files = files.map(|_| "programs by its file".to_owned());
         let is_backed_up = |backup: &&BackupInfo| backup.problem.is_none();
         let backup = self.backup.as_ref().filter(is_backed_up);
         let backup = backup.map(|_| "a backup".to_owned());
@@ -476,8 +481,8 @@ impl Info {
         let mirror = mirror.map(|_| "a mirror".to_owned());
         let stream = { self.stream.iter() }.find(|stream| goes_on(&stream.phase));
         let stream = stream.map(|_| "a stream".to_owned());
-        let users = front_end.into_iter().chain(clients).chain(backup);
-        let users: Vec<_> = users.chain(mirror).chain(stream).collect();
+        let users = front_end.into_iter().chain(clients).chain(files);
+        let users: Vec<_> = users.chain(backup).chain(mirror).chain(stream).collect();
         (!users.is_empty()).then(|| users.join(" and "))
     }
 }
@@ -501,6 +506,18 @@ pub struct NbdInfo {
     pub export: String,
     /// Connections of clients to the export.
     pub connections: Vec<ConnectionInfo>,
+}
+
+/// The file that shows a disk's contents, by FUSE.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FuseInfo {
+    /// Path of the file, over which the disk is mounted.
+    #[schema(value_type = String)]
+    pub file: PathBuf,
+    /// Programs can write to the file.
+    pub writable: bool,
+    /// Number of times that programs have the file open.
+    pub open: u64,
 }
 
 /// A connection of an NBD client.

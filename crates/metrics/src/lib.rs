@@ -44,9 +44,9 @@ pub use exposition::{Page, expose};
 pub use form::Form;
 pub use guests::GUESTS;
 pub use info::{
-    BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, ImageInfo, ImageProblem, Info,
-    MirrorInfo, NbdInfo, PullInfo, SnapshotInfo, Snapshots, StartingJob, StreamInfo, TenantLimits,
-    WorkerInfo,
+    BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, FuseInfo, ImageInfo, ImageProblem,
+    Info, MirrorInfo, NbdInfo, PullInfo, SnapshotInfo, Snapshots, StartingJob, StreamInfo,
+    TenantLimits, WorkerInfo,
 };
 pub use job_id::{JobId, JobKind};
 pub use jobs::{JobInfo, JobState, Jobs, unknown_job};

@@ -156,8 +156,8 @@ fn make_unambiguous(measured: &mut Measured) {
 
 fn clean_labels(measured: &mut Measured) {
     let info = &mut measured.info;
-    // Tenants have no NBD server.
-    info.nbd = None;
+    // Tenants have no NBD server and mount nothing.
+    (info.nbd, info.fuse) = (None, None);
     let known = [&mut info.disk, &mut info.format, &mut info.engine];
     let more = [&mut info.cache, &mut info.pool, &mut info.vhost_user];
     let filters = info.filters.iter_mut().map(|filter| &mut filter.name);

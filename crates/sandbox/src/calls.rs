@@ -215,6 +215,14 @@ pub(crate) fn nbd_connection() -> Calls {
     session()
 }
 
+/// Calls of the threads of a mounted file.
+///
+/// The session thread reopens the image's files when a program opens the file, as a vhost-user
+/// session does.
+pub(crate) fn fuse() -> Calls {
+    session()
+}
+
 pub(crate) fn log() -> Calls {
     common().and(file_io())
 }
@@ -227,6 +235,7 @@ fn data_plane() -> Calls {
         session(),
         nbd_listener(),
         nbd_connection(),
+        fuse(),
         log(),
     ];
     lists.into_iter().fold(Calls::default(), Calls::and)

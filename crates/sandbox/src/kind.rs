@@ -21,6 +21,8 @@ pub enum Kind {
     NbdListener,
     /// Does the handshake with an NBD client.
     NbdConnection,
+    /// Serves a file by FUSE.
+    Fuse,
     /// Computes for workers, in memory only.
     Helper,
     /// Writes log messages.
@@ -31,7 +33,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds of threads.
-    pub const ALL: [Kind; 10] = [
+    pub const ALL: [Kind; 11] = [
         Kind::Control,
         Kind::General,
         Kind::Worker,
@@ -39,6 +41,7 @@ impl Kind {
         Kind::Session,
         Kind::NbdListener,
         Kind::NbdConnection,
+        Kind::Fuse,
         Kind::Helper,
         Kind::Log,
         Kind::Watch,
@@ -54,6 +57,7 @@ impl Kind {
             Kind::Session => Filter::Allow(calls::session()),
             Kind::NbdListener => Filter::Allow(calls::nbd_listener()),
             Kind::NbdConnection => Filter::Allow(calls::nbd_connection()),
+            Kind::Fuse => Filter::Allow(calls::fuse()),
             Kind::Helper => Filter::Allow(calls::common()),
             Kind::Log => Filter::Allow(calls::log()),
             Kind::Watch => Filter::Allow(calls::common()),

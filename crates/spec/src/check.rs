@@ -12,6 +12,7 @@ impl DiskSpec {
         let files = [
             &mut self.data_file,
             &mut self.bitmaps,
+            &mut self.fuse,
             &mut self.trace,
             &mut self.pull_record,
             &mut self.base_cache,
@@ -36,6 +37,7 @@ impl DiskSpec {
         let files = [
             &self.data_file,
             &self.bitmaps,
+            &self.fuse,
             &self.trace,
             &self.pull_record,
         ];
@@ -74,6 +76,7 @@ impl DiskSpec {
             }
         }
         self.check_pool()?;
+        self.check_fuse()?;
         if let Some(tenant) = &self.tenant {
             check_name(tenant).map_err(|_| {
                 "tenant: not 1 to 64 letters, digits, -, _ and ., not beginning with a dot"
@@ -86,6 +89,23 @@ impl DiskSpec {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses options that a file for programs (FUSE) excludes.
+    fn check_fuse(&self) -> Result<(), String> {
+        let problem = match (&self.fuse, self.fuse_writable) {
+            (None, true) => "fuse-writable: needs fuse, the file that shows the disk",
+            (None, false) => return Ok(()),
+            (Some(_), true) if self.readonly => {
+                "fuse-writable: excluded by readonly; remove one of the two"
+            }
+            (Some(_), _) if self.nbd_move || self.pull.is_some() => {
+                "fuse: excluded by nbd-move and pull, because the mounted file cannot move to \
+                 another host; remove it"
+            }
+            (Some(_), _) => return Ok(()),
+        };
+        Err(problem.into())
     }
 
     /// Refuses what is the pool's to say.

@@ -134,7 +134,7 @@ pub struct DiskSpec {
     /// Socket for the virtual machine, such as /run/vm1.sock
     ///
     /// A path, or fd:N for an inherited listening socket.
-    /// [default: none with --nbd, otherwise the socket that systemd passes]
+    /// [default: none with --nbd or --fuse, otherwise the socket that systemd passes]
     #[arg(long, value_name = "SOCKET", value_parser = socket_parser(), help_heading = "Connections")]
     #[serde(
         default,
@@ -159,6 +159,19 @@ pub struct DiskSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(extensions(("x-change" = json!("live"))))]
     pub discard: Option<bool>,
+    /// Existing file that shows the disk's contents, by FUSE, such as /run/vm1.raw
+    ///
+    /// The disk is mounted over this file, which must exist. Programs read the disk there as a raw
+    /// image.
+    #[arg(long, value_name = "FILE", help_heading = "Connections")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
+    pub fuse: Option<PathBuf>,
+    /// Let programs also write to the file of --fuse
+    #[arg(long, requires = "fuse", help_heading = "Connections")]
+    #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
+    pub fuse_writable: bool,
 
     /// Export the disk to NBD clients. A disk that the API adds while one of the listeners
     /// authenticates no client is exported only with `true` [default: true, if the server listens

@@ -402,6 +402,11 @@ fn note(disk: &mut Disk, done: Command, reply: &Reply) {
 
 /// Makes the listener of the disk's front-ends.
 fn listen(options: &DiskOptions) -> Result<Option<Listener>, RequestError> {
+    if options.fuse.is_some() {
+        let text = "fuse: a server with tenants mounts no files, because a tenant's process is \
+                    trusted with nothing outside it; use a server without tenants";
+        return Err(ErrorKind::Invalid.because(text));
+    }
     match &options.vhost_user {
         None => Ok(None),
         Some(spec @ SocketSpec::Path(_)) => {

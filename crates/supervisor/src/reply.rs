@@ -201,6 +201,7 @@ fn disk(
         limits: known.limits.clone(),
         // A tenant's process has none of these.
         nbd: None,
+        fuse: None,
         backup: None,
         mirror: None,
         stream: None,

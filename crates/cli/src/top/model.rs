@@ -79,7 +79,11 @@ impl Row<'_> {
             0 => None,
             n => Some(format!("{n} NBD")),
         };
-        let users: Vec<_> = guest.into_iter().chain(clients).collect();
+        let programs = match self.disk.fuse_opens {
+            0 => None,
+            n => Some(format!("{n} FUSE")),
+        };
+        let users: Vec<_> = guest.into_iter().chain(clients).chain(programs).collect();
         users.join("+")
     }
 

@@ -44,6 +44,7 @@ pub fn disk(name: &str, iops: f64) -> DiskSample {
         filters: Vec::new(),
         front_end: None,
         nbd_clients: 0,
+        fuse_opens: 0,
         seconds: 1.0,
         restarted: false,
         operations: vec![OpSample {

@@ -85,7 +85,7 @@ impl State {
         let mut rows = self.model.rows();
         rows.retain(|row| {
             let disk = row.disk;
-            let is_used = disk.front_end.is_some() || disk.nbd_clients > 0;
+            let is_used = disk.front_end.is_some() || disk.nbd_clients + disk.fuse_opens > 0;
             (is_used || !self.used_only)
                 && (wanted.is_empty() || has(&disk.name) || has(&row.guest()) || has(&disk.image))
         });

@@ -24,6 +24,7 @@ mod exercise;
 mod filters;
 mod foreign;
 mod formats;
+mod fuse;
 mod groups;
 mod image_problems;
 mod internal;

@@ -122,7 +122,7 @@ impl Registry {
         else {
             return Ok(());
         };
-        if spec.vhost_user.is_none() {
+        if spec.vhost_user.is_none() && spec.fuse.is_none() {
             return Err(ErrorKind::Invalid.because(format!(
                 "disk '{name}': no client could connect: the NBD listener {listener} \
                  authenticates no client, so it exports only disks with --nbd (nbd = true); add \

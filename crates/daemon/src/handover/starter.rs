@@ -1,8 +1,9 @@
-//! Starts successors: this process does so itself, or a helper process, the *starter*, if the
-//! sandbox lets this process start no program. The starter is started before the sandbox is
-//! entered, so a successor does not inherit the sandbox.
+//! Starts successors and other programs: this process does so itself, or a helper process, the
+//! *starter*, if the sandbox lets this process start no program. The starter is started before the
+//! sandbox is entered, so the programs do not inherit the sandbox.
 
 use super::program::{check_binary, own_binary};
+use fathom_exports::fuse::{Launch, Mounting, launch as launch_mount};
 use fathom_host::Error;
 use fathom_host::link::Link;
 use fathom_sandbox::Mode;
@@ -37,7 +38,8 @@ pub struct Starter {
 /// outcome has arrived.
 pub type Apart = Mutex<(Link, u64)>;
 
-/// Orders to the starter process. [`Order::Start`] comes with the successor's standard input.
+/// Orders to the starter process. [`Order::Start`] comes with the successor's standard input,
+/// [`Order::Mount`] with the socket of the program that mounts.
 #[derive(Serialize, Deserialize)]
 enum Order {
     Start(Option<PathBuf>),
@@ -45,6 +47,8 @@ enum Order {
     /// Finds the keeper of this base image, or starts one. The outcome comes with a connection to
     /// the keeper.
     Base(Terms),
+    /// Mounts a disk over a file.
+    Mount(Mounting),
 }
 
 /// Process id of a successor that was started or killed, or 0. The error is one line for the user.
@@ -83,6 +87,18 @@ impl Starter {
             done.1.ok_or_else(|| {
                 io::Error::other("no connection to the process that keeps file descriptors")
             })
+        })
+    }
+
+    /// Returns a function that starts the program that mounts files.
+    pub fn launcher(&self) -> Launch {
+        let apart = self.apart.clone();
+        Box::new(move |mounting, socket| match &apart {
+            None => launch_mount(mounting, socket).map(reap_later),
+            Some(apart) => {
+                let done = order(apart, &Order::Mount(mounting.clone()), Some(socket));
+                done.map(drop).map_err(io::Error::other)
+            }
         })
     }
 
@@ -188,16 +204,16 @@ pub fn start_successors(sandbox: Mode, arguments: &[OsString]) -> Result<(), Err
     let link = io::stdin().as_fd().try_clone_to_owned();
     let link = Link::from(link.map_err(Error::io("the server has ended"))?);
     let mut child: Option<Child> = None;
-    let mut keepers: Vec<Child> = Vec::new();
+    let mut helpers: Vec<Child> = Vec::new();
     // An error means that the server has ended.
     while let Ok(Some(((number, order), input))) = link.receive::<(u64, Order)>(true) {
-        keepers.retain_mut(|keeper| !matches!(keeper.try_wait(), Ok(Some(_))));
+        helpers.retain_mut(|helper| !matches!(helper.try_wait(), Ok(Some(_))));
         let mut found = None;
         let outcome: Outcome = match (order, input) {
             (Order::Base(terms), _) => {
                 let sandbox = sandbox.to_string();
                 let terms = Terms { sandbox, ..terms };
-                match find_or_start(&terms, &mut |keeper| keepers.push(keeper)) {
+                match find_or_start(&terms, &mut |keeper| helpers.push(keeper)) {
                     Ok(connection) => {
                         found = Some(connection);
                         Ok(0)
@@ -210,6 +226,14 @@ pub fn start_successors(sandbox: Mode, arguments: &[OsString]) -> Result<(), Err
                 started.map(|started| child.insert(started).id())
             }
             (Order::Start(_), None) => Err("the successor has no standard input".into()),
+            (Order::Mount(mounting), Some(socket)) => match launch_mount(&mounting, socket) {
+                Ok(helper) => {
+                    helpers.push(helper);
+                    Ok(0)
+                }
+                Err(error) => Err(cause(error)),
+            },
+            (Order::Mount(_), None) => Err("the program that mounts has no socket".into()),
             (Order::Kill, _) => match child.take() {
                 None => Err("no successor is running".into()),
                 Some(mut child) => {

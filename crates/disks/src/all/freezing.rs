@@ -37,6 +37,7 @@ impl Objects {
         Users {
             export: disk.export_shared(),
             clients: server.zip(disk.export_name().map(str::to_owned)),
+            file: disk.file_shared(),
         }
     }
 

@@ -105,7 +105,10 @@ impl Objects {
     /// has ended by itself, which is an error.
     fn ended(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let front_ends = self.disks.iter().filter_map(Served::ended);
-        front_ends.chain(self.nbd.iter().map(Nbd::ended))
+        let files = self.disks.iter().filter_map(Served::file_ended);
+        front_ends
+            .chain(files)
+            .chain(self.nbd.iter().map(Nbd::ended))
     }
 
     fn until_next_alarm(&self) -> Option<Duration> {

@@ -73,6 +73,7 @@ impl Objects {
         let remake = Remake {
             export: disk.export_shared(),
             clients: self.nbd.as_ref().map(Nbd::server),
+            file: disk.file_shared(),
             parts: disk.parts(),
             files: disk.used_files(),
             old: disk.marked(),
@@ -100,6 +101,7 @@ impl Objects {
                 let _signals = LeftToThisThread::begin();
                 disk.continue_counts(&self.disks[index].counts(MAX_LEFT));
                 disk.succeed(self.disks[index].shared());
+                disk.keep_file(&mut self.disks[index]);
                 changes::watch_size(&disk, self.mail.post());
                 tracing::info!("disk changed: {}", disk.describe());
                 if next.is_none() {

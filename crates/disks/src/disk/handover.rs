@@ -18,7 +18,12 @@ impl Served {
     /// user.
     pub fn may_be_handed_over(&self) -> Result<(), String> {
         let name = self.name();
-        self.may_be_left()
+        let stays = self.options.fuse.as_ref().map(|fuse| {
+            let file = fuse.file.display();
+            format!("it is mounted as {file} (--fuse), and a mount cannot move; remove it first")
+        });
+        stays
+            .map_or_else(|| self.may_be_left(), Err)
             .map_err(|problem| format!("disk '{name}': cannot be handed over: {problem}"))
     }
 

@@ -86,6 +86,7 @@ impl Between<'_> {
                 .nbd
                 .as_ref()
                 .map_or(0, |nbd| nbd.connections.len() as u64),
+            fuse_opens: info.fuse.as_ref().map_or(0, |fuse| fuse.open),
             seconds,
             restarted,
             operations: operations.collect(),

@@ -55,6 +55,9 @@ pub struct DiskSample {
     pub front_end: Option<FrontEndSample>,
     /// Number of connections of NBD clients to the disk.
     pub nbd_clients: u64,
+    /// Number of times that programs have the disk's file open.
+    #[serde(default)]
+    pub fuse_opens: u64,
     /// Time that the numbers below cover, in seconds. For a disk that was added during the
     /// interval, this time is shorter than the interval.
     pub seconds: f64,

@@ -142,7 +142,7 @@ fn still_possible(process: &str, kind: Kind) -> &'static [&'static str] {
         ],
         // These threads reopen the image, search for the holder of a lock, and remove their
         // sockets.
-        ("server", Kind::Session | Kind::NbdListener | Kind::NbdConnection) => &[
+        ("server", Kind::Session | Kind::NbdListener | Kind::NbdConnection | Kind::Fuse) => &[
             "open shadow",
             "open a neighbour's image",
             "open another's memory",
