@@ -7,10 +7,10 @@ use crate::support::{
 };
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 const MIB: u64 = 1 << 20;
 
@@ -287,7 +287,7 @@ fn server_stops_while_the_file_is_open() {
 
 #[test]
 fn server_stops_although_the_disk_hangs() {
-    let fault = "fault:read-error=0,hang=yes";
+    let fault = "fault:hang=yes,op=read";
     let filter = ["--filter", fault, "--stop-timeout", "1s"];
     let mut mount = Mount::start("memory:1M", &filter);
     let dd = format!("if={}", mount.arg());
@@ -336,38 +336,54 @@ fn disk_is_removed_with_its_mount() {
     assert!(!is_mounted(&file));
 }
 
+/// Starts a process that opens the file for writing, and writes a byte at 200 when told to.
+///
+/// The test itself must not have the file open while the disk is frozen: the end of each handle
+/// flushes the disk, also in children that inherit the handle.
+fn writer(file: &Path) -> Child {
+    let script = "
+import os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+print('open', flush=True)
+input()
+os.pwrite(file, b'd', 200)
+";
+    let mut python = Command::new("python3");
+    python.args(["-c", script]).arg(file);
+    python.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut writer = python.spawn().unwrap();
+    let mut line = String::new();
+    let said = writer.stdout.as_mut().unwrap();
+    BufReader::new(said).read_line(&mut line).unwrap();
+    assert_eq!(line, "open\n");
+    writer
+}
+
 #[test]
 fn programs_wait_while_the_disk_is_frozen_or_changed() {
     let dir = disk_dir();
     let image = make_image(dir.path(), "qcow2");
     let mount = Mount::start(&image, &["--format", "qcow2", "--fuse-writable"]);
     let api = mount.served.api();
-    let file = OpenOptions::new().read(true).write(true);
-    let file = { file }.open(&mount.file).unwrap();
-    file.write_all_at(b"before", 100).unwrap();
-    stdout_of(&["freeze", &api]);
-    let later = file.try_clone().unwrap();
-    let writer = std::thread::spawn(move || later.write_all_at(b"during", 200));
+    let mut frozen = writer(&mount.file);
+    stdout_of(&["disk", "freeze", &api]);
+    frozen.stdin.take().unwrap().write_all(b"\n").unwrap();
     // The image is closed: others may lock it.
-    let direct = ["-f", "qcow2", "-c", "read 0 4k", &image];
-    prints("qemu-io", &direct);
-    stdout_of(&["thaw", &api]);
-    writer.join().unwrap().unwrap();
-    stdout_of(&[
-        "disk",
-        "change",
-        &api,
-        "--cache",
-        "writeback",
-        "--transient",
-    ]);
-    file.write_all_at(b"behind", 300).unwrap();
-    let mut bytes = [0; 206];
-    file.read_exact_at(&mut bytes, 100).unwrap();
-    let words = [&bytes[..6], &bytes[100..106], &bytes[200..]];
-    assert_eq!(words, [b"before", b"during", b"behind"]);
-    refused(1, &["upgrade", &api], &["--fuse", "mount"]);
+    prints("qemu-io", &["-f", "qcow2", "-c", "read 0 4k", &image]);
+    assert!(frozen.try_wait().unwrap().is_none());
+    stdout_of(&["disk", "thaw", &api]);
+    assert!(frozen.wait().unwrap().success());
+    let mut changed = writer(&mount.file);
+    let change = ["disk", "change", &api, "--cache", "writeback"];
+    stdout_of(&[&change[..], &["--transient"]].concat());
+    changed.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(changed.wait().unwrap().success());
+    let mut byte = [0];
+    let file = File::open(&mount.file).unwrap();
+    file.read_exact_at(&mut byte, 200).unwrap();
+    assert_eq!(&byte, b"d");
     drop(file);
+    refused(1, &["upgrade", &api], &["--fuse", "mount"]);
     mount.stop();
     prints("qemu-img", &["check", "-f", "qcow2", &image]);
 }
@@ -397,30 +413,34 @@ fn mounts_that_are_impossible_are_refused() {
 
 #[test]
 fn a_user_without_privileges_mounts_a_disk() {
-    let dir = short_dir();
-    let file = dir.path().join("file");
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    command.args([env!("CARGO_BIN_EXE_fathom"), "serve", "memory:1M"]);
-    command.arg("--fuse").arg(&file).arg("--api");
-    command.arg(dir.path().join("c")).env_remove("FATHOM_LOG");
-    fs::write(&file, "").unwrap();
-    std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).unwrap();
-    std::os::unix::fs::chown(&file, Some(65534), Some(65534)).unwrap();
-    let mut served = Served::spawn(command, dir);
-    served.wait_for("the API is at");
-    // Not even root may look at it.
-    let refused = OpenOptions::new().read(true).custom_flags(0).open(&file);
-    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EACCES));
-    let read = [
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-        "wc",
-        "-c",
-    ];
-    let said = prints("setpriv", &[&read[..], &[&as_arg(&file)]].concat());
-    assert!(said.starts_with("1048576"), "{said}");
-    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    assert!(!is_mounted(&file));
+    let as_nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    for signal in ["TERM", "KILL"] {
+        let dir = short_dir();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        for path in [dir.path(), &file] {
+            chown(path, Some(65534), Some(65534)).unwrap();
+        }
+        // The user may have no access to the directory of the program.
+        let copy = as_arg(&dir.path().join("fathom"));
+        prints("cp", &[env!("CARGO_BIN_EXE_fathom"), &copy]);
+        let mut command = Command::new("setpriv");
+        command.args(as_nobody).env_remove("FATHOM_LOG");
+        command.args([&copy, "serve", "memory:1M"]);
+        command.arg("--fuse").arg(&file).arg("--api");
+        command.arg(dir.path().join("c"));
+        let mut served = Served::spawn(command, dir);
+        served.wait_for("the API is at");
+        // Not even root may look at it.
+        let refused = File::open(&file).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+        let count = [&as_nobody[..], &["wc", "-c", &as_arg(&file)]].concat();
+        let said = prints("setpriv", &count);
+        assert!(said.starts_with("1048576"), "{said}");
+        served.signal(signal);
+        served.end();
+        eventually("the file is unmounted", || {
+            (!is_mounted(&file)).then_some(())
+        });
+    }
 }

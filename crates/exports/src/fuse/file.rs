@@ -5,8 +5,8 @@ use super::task::{MAX_LEN, Task, Then, Wanted};
 use fathom_core::{DiskInfo, Op};
 use fuser::{
     AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    INodeNo, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyLseek,
-    ReplyOpen, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    INodeNo, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
+    ReplyLseek, ReplyOpen, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
 use std::ffi::OsStr;
@@ -143,13 +143,16 @@ impl Filesystem for File {
         }
     }
 
-    fn open(&self, request: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, _: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        // The page cache would not notice changes by guests and NBD clients.
+        let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        let answers = match flags.acc_mode() {
+            // Only a handle that can write needs a flush at its end.
+            OpenAccMode::O_RDONLY => direct | FopenFlags::FOPEN_NOFLUSH,
+            OpenAccMode::O_WRONLY | OpenAccMode::O_RDWR => direct,
+        };
         match self.shared.open(format!("process {}", request.pid())) {
-            // The page cache would not notice changes by guests and NBD clients.
-            Ok(handle) => reply.opened(
-                FileHandle(handle),
-                FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-            ),
+            Ok(handle) => reply.opened(FileHandle(handle), answers),
             Err(errno) => reply.error(errno),
         }
     }

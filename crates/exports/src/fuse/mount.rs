@@ -24,6 +24,15 @@ use std::time::{Duration, Instant};
 /// The program that may mount for every user.
 const PROGRAM: &str = "fusermount3";
 
+/// Mounts with the options `$1` over the file `$2`, waits for the end of the server, and unmounts.
+///
+/// For users other than root: before `auto_unmount` unmounts, `fusermount3` opens the file as root
+/// to see that the server has ended, and the kernel admits only the user.
+const MOUNT_AND_UNMOUNT: &str = "trap '' TERM INT HUP
+    fusermount3 -o \"$1\" -- \"$2\" && exec fusermount3 -u -q -z -- \"$2\"";
+
+const MISSING: &str = "the program fusermount3 is missing; install the package fuse3";
+
 /// Timeout for `fusermount3`, to mount and to unmount.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -55,8 +64,13 @@ pub fn launch(mounting: &Mounting, socket: OwnedFd) -> io::Result<Child> {
     if mounting.read_only {
         options.push_str(",ro");
     }
-    let started = Command::new(PROGRAM)
-        .args(["-o", &options, "--"])
+    let is_root = rustix::process::geteuid().is_root();
+    let mut command = Command::new(if is_root { PROGRAM } else { "sh" });
+    match is_root {
+        true => command.args(["-o", &options, "--"]),
+        false => command.args(["-c", MOUNT_AND_UNMOUNT, "sh", &options]),
+    };
+    let started = command
         .arg(&mounting.file)
         // The socket is descriptor 0. Errors go over it, too.
         .env("_FUSE_COMMFD", "0")
@@ -66,10 +80,7 @@ pub fn launch(mounting: &Mounting, socket: OwnedFd) -> io::Result<Child> {
         .current_dir("/")
         .spawn();
     started.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => io::Error::new(
-            io::ErrorKind::NotFound,
-            "the program fusermount3 is missing; install the package fuse3",
-        ),
+        io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, MISSING),
         _ => error,
     })
 }
@@ -127,8 +138,12 @@ impl Mounted {
     pub(super) fn unmount(mut self) -> bool {
         drop(self.device.take());
         let _ = shutdown(&self.socket, Shutdown::Write);
+        self.wait_for_program() && !is_mount_point(&self.file)
+    }
+
+    /// Waits until `fusermount3` has ended. Returns false after a timeout.
+    fn wait_for_program(&mut self) -> bool {
         let deadline = Instant::now() + TIMEOUT;
-        // Until the end of `fusermount3`.
         while is_readable(&self.socket, deadline) {
             match self.socket.read(&mut [0; MAX_MESSAGE]) {
                 Ok(0) => return true,
@@ -172,10 +187,14 @@ fn check_mount_point(
     }
 }
 
-/// Returns whether something is mounted at `path`. (Linux knows since version 5.8.)
+/// Returns whether something is mounted at `path`, which may be a file whose server has ended.
+/// (Linux reports the root of a mount since version 5.8.)
 fn is_mount_point(path: &Path) -> bool {
     let found = statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::TYPE);
-    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    match found {
+        Ok(found) => found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+        Err(error) => error == rustix::io::Errno::NOTCONN,
+    }
 }
 
 /// Waits until `socket` is readable, and returns false at `deadline`.
@@ -227,6 +246,7 @@ fn first_line(said: &[u8]) -> String {
     let said = String::from_utf8_lossy(said);
     let line = said.lines().map(str::trim).find(|line| !line.is_empty());
     match line {
+        Some(line) if line.contains("not found") => MISSING.to_owned(),
         Some(line) => line.to_owned(),
         None => format!("{PROGRAM} failed without a message"),
     }
