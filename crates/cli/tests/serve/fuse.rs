@@ -37,9 +37,10 @@ impl Mount {
         as_arg(&self.file)
     }
 
-    fn info(&self) -> Value {
-        let info = stdout_of(&["info", &self.served.api(), "--json"]);
-        serde_json::from_str(&info).unwrap()
+    /// Returns the statistics of the disk.
+    fn stats(&self) -> Value {
+        let stats = stdout_of(&["stats", &self.served.api(), "--json"]);
+        serde_json::from_str(&stats).unwrap()
     }
 
     /// Stops the server, which must leave the file as it was before.
@@ -294,7 +295,7 @@ fn server_stops_although_the_disk_hangs() {
     let mut reader = Command::new("dd");
     let mut reader = Kept::spawn(reader.args([&dd, "of=/dev/null", "bs=4k", "count=1"]));
     eventually("a request hangs", || {
-        (mount.info()["fuse"]["open"] == 1).then_some(())
+        (mount.stats()["in_flight"] == 1).then_some(())
     });
     let (status, _) = mount.served.terminate();
     assert_eq!(status, Some(1), "{}", mount.served.log());
@@ -308,31 +309,30 @@ fn server_stops_although_the_disk_hangs() {
 fn disk_is_removed_with_its_mount() {
     let served = Served::waiting("", "sandbox = 'on'");
     let (api, file) = (served.api(), served.path("file"));
+    let path = as_arg(&file);
     fs::write(&file, "").unwrap();
-    let add = [
-        "disk",
-        "add",
-        &api,
-        "a",
-        "memory:1M",
-        "--fuse",
-        &as_arg(&file),
-    ];
+    let of_server = ["--server", &api];
+    let add = ["disk", "add", "a", "memory:1M", "--fuse", &path];
+    let add = [&add[..], &of_server].concat();
+    let remove = [&["disk", "remove", "a"][..], &of_server].concat();
+    let show = || stdout_of(&[&["disk", "show", "a"][..], &of_server].concat());
     stdout_of(&add);
     assert_eq!(fs::metadata(&file).unwrap().len(), MIB);
-    let list = stdout_of(&["disk", "list", &api]);
-    assert!(list.contains("nobody") && list.contains("file /"), "{list}");
+    let unused = list();
+    assert!(
+        unused.contains("nobody") && unused.contains(&path),
+        "{unused}"
+    );
     let handle = File::open(&file).unwrap();
-    let list = stdout_of(&["disk", "list", &api]);
-    assert!(list.contains("programs by its file"), "{list}");
-    refused(1, &["disk", "remove", &api, "a"], &["programs by its file"]);
-    stdout_of(&["disk", "remove", &api, "a", "--force"]);
+    assert!(show().contains("open 1 times"), "{}", show());
+    refused(1, &remove, &["programs by its file"]);
+    stdout_of(&[&remove[..], &["--force"]].concat());
     assert!(!is_mounted(&file));
     assert!(handle.read_at(&mut [0; 10], 0).is_err());
     // Again, and without an open file.
     stdout_of(&add);
     assert_eq!(fs::metadata(&file).unwrap().len(), MIB);
-    stdout_of(&["disk", "remove", &api, "a"]);
+    stdout_of(&remove);
     assert!(!is_mounted(&file));
 }
 
@@ -374,8 +374,7 @@ fn programs_wait_while_the_disk_is_frozen_or_changed() {
     stdout_of(&["disk", "thaw", &api]);
     assert!(frozen.wait().unwrap().success());
     let mut changed = writer(&mount.file);
-    let change = ["disk", "change", &api, "--cache", "writeback"];
-    stdout_of(&[&change[..], &["--transient"]].concat());
+    stdout_of(&["disk", "change", &api, "cache=writeback", "--transient"]);
     changed.stdin.take().unwrap().write_all(b"\n").unwrap();
     assert!(changed.wait().unwrap().success());
     let mut byte = [0];
@@ -434,7 +433,8 @@ fn a_user_without_privileges_mounts_a_disk() {
         // Not even root may look at it.
         let refused = File::open(&file).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
-        let count = [&as_nobody[..], &["wc", "-c", &as_arg(&file)]].concat();
+        let name = as_arg(&file);
+        let count = [&as_nobody[..], &["wc", "-c", &name]].concat();
         let said = prints("setpriv", &count);
         assert!(said.starts_with("1048576"), "{said}");
         served.signal(signal);

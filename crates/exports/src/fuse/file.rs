@@ -336,3 +336,46 @@ fn zeroes(info: &DiskInfo, (offset, len): (u64, u64), mode: i32) -> Result<Zeroe
         piece: (limits.max_len & !511).max(512),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_core::RangeLimits;
+
+    #[test]
+    fn ranges_are_zeroed_within_the_disk() {
+        let limits = RangeLimits {
+            alignment: 512,
+            max_len: 1000,
+        };
+        let info = DiskInfo {
+            size: 4096,
+            block_size: 512,
+            physical_block_size: 512,
+            optimal_io_size: 0,
+            read_only: false,
+            write_cache: true,
+            discard: Some(limits),
+            write_zeroes: Some(limits),
+        };
+        let (keep, punch) = (libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_PUNCH_HOLE);
+        let punched = zeroes(&info, (4000, 1000), punch | keep).unwrap();
+        let expected = Zeroes {
+            end: 4096,
+            unmap: true,
+            piece: 512,
+        };
+        assert_eq!(punched, expected);
+        let zero = libc::FALLOC_FL_ZERO_RANGE;
+        assert!(!zeroes(&info, (0, 4096), zero).unwrap().unmap);
+        assert_eq!(zeroes(&info, (0, 4097), zero), Err(Errno::ENOSPC));
+        for allocation in [0, keep] {
+            assert_eq!(zeroes(&info, (0, 1), allocation), Err(Errno::EOPNOTSUPP));
+        }
+        let without = DiskInfo {
+            write_zeroes: None,
+            ..info
+        };
+        assert_eq!(zeroes(&without, (0, 1), zero), Err(Errno::EOPNOTSUPP));
+    }
+}

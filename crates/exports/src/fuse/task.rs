@@ -151,28 +151,35 @@ mod tests {
     use fathom_core::{Extents, Status};
     use libc::iovec;
 
-    #[test]
-    fn zeroes_are_holes() {
+    /// Returns the reply of a block status request with these extents.
+    fn status(extents: &[(Status, u64)]) -> AlignedBuffer {
         let mut buffer = AlignedBuffer::new(64);
         let segment = iovec {
             iov_base: buffer.bytes_mut().as_mut_ptr().cast(),
             iov_len: 64,
         };
-        // SAFETY: the buffer is alive until the end of the function.
-        let mut extents = unsafe { Extents::of(&[segment], 4096) };
-        extents.push(Status::DATA, 512);
-        extents.push(Status::HOLE, 1024);
+        // SAFETY: the buffer outlives the writer of the extents.
+        let mut writer = unsafe { Extents::of(&[segment], 4096) };
+        extents.iter().for_each(|(status, len)| {
+            writer.push(*status, *len);
+        });
+        buffer
+    }
+
+    #[test]
+    fn zeroes_are_holes() {
         let zeroes = Status {
             hole: false,
             ..Status::HOLE
         };
-        extents.push(zeroes, 512);
-        let find = |wanted| find(buffer.bytes(), wanted, 100);
-        assert_eq!(find(Wanted::Data), Found::At(100));
-        assert_eq!(find(Wanted::Hole), Found::At(612));
-        let mut extents = unsafe { Extents::of(&[segment], 4096) };
-        extents.push(Status::HOLE, 1024);
-        let find = |wanted| super::find(buffer.bytes(), wanted, 100);
-        assert_eq!(find(Wanted::Data), Found::NotBefore(1124));
+        let mixed = status(&[(Status::DATA, 512), (Status::HOLE, 1024), (zeroes, 512)]);
+        assert_eq!(find(mixed.bytes(), Wanted::Data, 100), Found::At(100));
+        assert_eq!(find(mixed.bytes(), Wanted::Hole, 100), Found::At(612));
+        let hole = status(&[(Status::HOLE, 1024)]);
+        assert_eq!(
+            find(hole.bytes(), Wanted::Data, 100),
+            Found::NotBefore(1124)
+        );
+        assert_eq!(find(hole.bytes(), Wanted::Hole, 100), Found::At(100));
     }
 }
