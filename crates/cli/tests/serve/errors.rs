@@ -432,7 +432,7 @@ fn sockets_and_traces_that_cannot_be_made_are_told_in_one_line() {
         &["not a trace"],
     );
     serve(&path("s"), &path("c"), &["--cpus", "1023"], &["CPU"]);
-    refused(1, &["serve", "null:1G"], &["--vhost-user or --nbd"]);
+    refused(1, &["serve", "null:1G"], &["--vhost-user, --nbd or --fuse"]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"precious");
 }

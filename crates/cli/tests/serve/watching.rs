@@ -75,6 +75,8 @@ impl Busy {
         let path = |name: &str| as_arg(&sockets.path().join(name));
         let (nbd, record, comes) = (path("n"), path("record"), path("comes"));
         let listen = format!("unix:{nbd}");
+        let mounted = path("mounted");
+        fs::write(&mounted, "").unwrap();
         let far = Served::start("memory:16M", &["--nbd", &listen, "--nbd-move"]);
         let (served, address) = server(&format!(
             "[pool.p]\nthreads = 1\n\
@@ -82,7 +84,7 @@ impl Busy {
              [[disk]]\nname = 'slow'\nimage = 'memory:16M'\nfilters = ['delay:read=30ms,write=30ms', 'throttle:iops-total=100000']\n\
              alarms = ['read:p50=1ms']\n\
              [[disk]]\nname = 'broken'\nimage = 'memory:16M'\nfilters = ['fault:error=EIO,op=write']\n\
-             [[disk]]\nname = 'pooled'\nimage = 'memory:16M'\npool = 'p'\n\
+             [[disk]]\nname = 'pooled'\nimage = 'memory:16M'\npool = 'p'\nfuse = '{mounted}'\n\
              [[disk]]\nname = 'comes'\nimage = 'memory:16M'\nvhost-user = '{comes}'\n\
              pull = 'nbd+unix:///?socket={nbd}'\npull-record = '{record}'\n"
         ));
