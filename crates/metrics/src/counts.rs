@@ -1,6 +1,6 @@
 //! Counters of a disk.
 
-use crate::info::WorkerInfo;
+use crate::worker_info::WorkerInfo;
 use fathom_trace::{HistogramsState, SlowRequest};
 use serde::{Deserialize, Serialize};
 

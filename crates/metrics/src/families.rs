@@ -3,7 +3,8 @@
 use super::measured::{Measured, QueueInfo};
 use super::samples::{Family, Label, Samples};
 use crate::alarm::AlarmInfo;
-use crate::info::{ImageInfo, WorkerInfo};
+use crate::info::ImageInfo;
+use crate::worker_info::WorkerInfo;
 use fathom_trace::{HistogramsState, Occupied, Op, SlowRequest, Stage};
 use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram, Info};
 use prometheus_client::registry::Unit;

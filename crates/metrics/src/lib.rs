@@ -36,6 +36,7 @@ mod samples;
 mod scale;
 mod sent;
 mod untrusted;
+mod worker_info;
 
 pub use alarm::{AlarmInfo, Seen, Watches};
 pub use counts::DiskCounts;
@@ -46,7 +47,7 @@ pub use guests::GUESTS;
 pub use info::{
     BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, FuseInfo, ImageInfo, ImageProblem,
     Info, MirrorInfo, NbdInfo, PullInfo, SnapshotInfo, Snapshots, StartingJob, StreamInfo,
-    TenantLimits, WorkerInfo,
+    TenantLimits,
 };
 pub use job_id::{JobId, JobKind};
 pub use jobs::{JobInfo, JobState, Jobs, unknown_job};
@@ -59,3 +60,4 @@ pub use repeats::Repeats;
 pub use scale::Scale;
 pub use sent::{Measures, Sent};
 pub use untrusted::{clean, clean_text, one_line};
+pub use worker_info::WorkerInfo;

@@ -44,6 +44,7 @@ const MAX_MESSAGE: usize = 1024;
 pub struct Mounting {
     /// The mount point, a regular file, without symbolic links.
     pub file: PathBuf,
+    /// Whether the file can only be read.
     pub read_only: bool,
 }
 

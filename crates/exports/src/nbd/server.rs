@@ -526,8 +526,7 @@ impl Entered {
             }
             let detached = attached.detach().into_any().downcast::<NbdSource>();
             source = detached.expect("only connections are attached");
-            // Readers of the log and of the events find the disk released.
-            drop(used);
+            drop(used); // Readers of the log find the disk released.
             if source.is_held() {
                 in_use = self.stay_held(&export, &source);
                 if let Some(used) = &in_use {

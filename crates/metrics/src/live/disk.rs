@@ -4,7 +4,7 @@ use super::counted::Counted;
 use super::limited::{idle, limiter};
 use super::sample::{DiskSample, FrontEndSample, OpSample, QueueSample, WorkerSample};
 use super::spread::{figures, histogram, rate};
-use crate::info::WorkerInfo;
+use crate::worker_info::WorkerInfo;
 use crate::{Measured, QueueInfo};
 use fathom_trace::Op;
 

@@ -150,6 +150,7 @@ mod tests {
             filters: Vec::new(),
             front_end: None,
             nbd_clients: 0,
+            fuse_opens: 0,
             seconds: 1.0,
             restarted: false,
             all: Figures {
