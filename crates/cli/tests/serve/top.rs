@@ -304,7 +304,7 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
     terminal.wait_for("from 500ms to 60s");
     // Shows one disk, with latencies of 30 ms.
     terminal.press(&["Enter"]);
-    let screen = terminal.wait_for("limited by: filter delay:read=30ms");
+    let screen = terminal.wait_for("limited by: delay:read=30ms filter");
     assert!(
         screen.contains("slow  memory:16777216") && screen.contains("1 NBD"),
         "{screen}"
