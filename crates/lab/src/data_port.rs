@@ -5,7 +5,6 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -58,46 +57,10 @@ impl DataPort {
         let what = || "cannot signal the guest".to_owned();
         self.signal.try_clone().context(what)
     }
-}
 
-/// The line with which a transfer begins. Bytes before the line belong to an abandoned transfer.
-struct Beginning {
-    line: String,
-    /// The last bytes so far, if they do not contain the line.
-    before: Vec<u8>,
-    is_found: bool,
-}
-
-impl Beginning {
-    fn new() -> Beginning {
-        static TRANSFERS: AtomicU64 = AtomicU64::new(1);
-        let number = TRANSFERS.fetch_add(1, Ordering::Relaxed);
-        Beginning {
-            line: format!("fathom transfer {number}\n"),
-            before: Vec::new(),
-            is_found: false,
-        }
-    }
-
-    /// Returns the part of a chunk that belongs to this transfer.
-    fn cut(&mut self, chunk: Vec<u8>) -> Vec<u8> {
-        if self.is_found {
-            return chunk;
-        }
-        self.before.extend(chunk);
-        let line = self.line.as_bytes();
-        let found = { self.before.windows(line.len()) }.position(|part| part == line);
-        match found {
-            Some(at) => {
-                self.is_found = true;
-                self.before.split_off(at + line.len())
-            }
-            None => {
-                let useless = self.before.len().saturating_sub(line.len());
-                self.before.drain(..useless);
-                Vec::new()
-            }
-        }
+    /// Discards chunks that an earlier, abandoned transfer has left.
+    fn discard(&self) {
+        while self.chunks.try_recv().is_ok() {}
     }
 }
 
@@ -124,21 +87,18 @@ impl Guest {
         timeout: Duration,
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<Output> {
-        let mut beginning = Beginning::new();
         // The port has no end of file, so the guest counts the bytes that it sends.
         let script = format!(
-            "{{ echo '{}'; (\n{script}\n); echo $? >/tmp/.status; }} \
-             | tee /tmp/.ports/fathom.data | wc -c\n\
-             exit $(cat /tmp/.status)",
-            beginning.line.trim_end()
+            "{{ (\n{script}\n); echo $? >/tmp/.status; }} | tee /tmp/.ports/fathom.data | wc -c\n\
+             exit $(cat /tmp/.status)"
         );
+        self.data().discard();
         let id = self.agent().ask(&script, timeout)?;
         let deadline = Instant::now() + timeout + agent::LATE;
         let mut vcpu_watchdog = VcpuWatchdog::of(self.pid());
         let (mut received, mut answer) = (0, None);
         loop {
             if let Some(chunk) = self.receive_data()? {
-                let chunk = beginning.cut(chunk);
                 received += chunk.len() as u64;
                 sink(&chunk)?;
             }
@@ -148,7 +108,7 @@ impl Guest {
                 answer = self.explain(come)?;
             }
             if let Some((output, sent)) = answer.as_ref().and_then(split_count)
-                && received + beginning.line.len() as u64 >= sent
+                && received >= sent
             {
                 return Ok(output);
             }
@@ -293,22 +253,6 @@ fn split_count(output: &Output) -> Option<(Output, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn remains_of_an_abandoned_transfer_are_skipped() {
-        let sent = |beginning: &Beginning| format!("remains{}output", beginning.line);
-        for len in 1..40 {
-            let mut beginning = Beginning::new();
-            let bytes = sent(&beginning).into_bytes();
-            let chunks = bytes.chunks(len).map(<[u8]>::to_vec);
-            let output = chunks.flat_map(|chunk| beginning.cut(chunk));
-            assert_eq!(
-                output.collect::<Vec<_>>(),
-                b"output",
-                "chunks of {len} bytes"
-            );
-        }
-    }
 
     #[test]
     fn the_count_is_the_last_line() {
