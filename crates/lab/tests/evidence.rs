@@ -2,6 +2,7 @@
 //! test depends on how fast or busy the machine is.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use std::thread;
 use std::time::Duration;
 
 use fathom_lab::Process;
-use fathom_lab::evidence::{Kind, Sampler, Watch, Watched};
+use fathom_lab::evidence::{Kind, Sampler, Watch, Watched, device_below, device_numbers};
 use fathom_limiter::judge;
 use fathom_run::Series;
-use fathom_run::evidence::{Evidence, ThreadRole};
+use fathom_run::evidence::{Evidence, Load, ThreadRole};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
@@ -48,7 +49,70 @@ fn seen(pids: &[u32]) -> Evidence {
     during(pids, Duration::from_millis(100), || thread::sleep(WINDOW)).0
 }
 
-/// A control group that may use a twentieth of a CPU, of either version.
+/// An image on a file system that has a block device.
+fn image() -> tempfile::NamedTempFile {
+    let mut image = tempfile::Builder::new().tempfile_in(".").unwrap();
+    image.write_all(&vec![7; 16 << 20]).unwrap();
+    image.as_file().sync_all().unwrap();
+    image
+}
+
+/// A process that reads an image, one request of this size after the other, past the page cache.
+/// `before` is run by the shell first.
+fn reader(before: &str, image: &Path, size: &str, dir: &Path) -> Process {
+    let script = format!(
+        "{before}\nexec fio --name=reader --thread --filename={} --readonly --rw=randread \
+         --bs={size} --direct=1 --ioengine=psync --time_based --runtime=1000",
+        image.display()
+    );
+    process(&script, dir)
+}
+
+/// Returns the evidence of a process that reads 4 KiB at a time from an image. All of its reads
+/// count as the load.
+fn of_reader(reader: &Process, image: &Path) -> Evidence {
+    let device = device_below(image).unwrap();
+    assert!(
+        device.is_some(),
+        "this test needs a build on a file system with a block device"
+    );
+    let sampler = Sampler::start(Watch {
+        processes: vec![Watched::new(reader.pid(), Kind::Load)],
+        device,
+        ..Watch::default()
+    });
+    let sampler = sampler.unwrap();
+    thread::sleep(WINDOW);
+    let (mut evidence, _) = sampler.stop();
+    let bytes = evidence.device.as_ref().unwrap().own_bytes.unwrap();
+    let requests = bytes / 4096;
+    evidence.load = Load {
+        threads: 1,
+        depth: 1,
+        requests,
+        bytes,
+        mean_ns: evidence.seconds * 1e9 / requests as f64,
+        ..Load::default()
+    };
+    evidence
+}
+
+/// Waits until a process has read from storage.
+fn until_it_reads(reader: &Process) {
+    // (The program itself may have been read from storage.)
+    let tasks = format!("/proc/{}/task", reader.pid());
+    let of_thread = |task: &Path| {
+        let text = fs::read_to_string(task.join("io")).unwrap_or_default();
+        let bytes = { text.lines() }.find_map(|line| line.strip_prefix("read_bytes: "));
+        bytes.is_some_and(|bytes| bytes != "0") && !task.ends_with(reader.pid().to_string())
+    };
+    fathom_testing::until("the first read", || {
+        let mut tasks = fs::read_dir(&tasks).unwrap().flatten();
+        tasks.any(|task| of_thread(&task.path()))
+    });
+}
+
+/// A control group with a limit, of either version.
 struct Cap(PathBuf);
 
 impl Cap {
@@ -64,6 +128,38 @@ impl Cap {
         })
     }
 
+    /// Makes a group that may read this often per second from an image's device.
+    fn of_reads(image: &Path, reads: u32) -> Cap {
+        let (major, minor) = device_numbers(image).unwrap();
+        let name = format!("fathom-test-reads-{}", std::process::id());
+        let root = Path::new("/sys/fs/cgroup");
+        let is_v2 = root.join("cgroup.controllers").exists();
+        let (parent, file, text) = match is_v2 {
+            true => (
+                root.to_owned(),
+                "io.max",
+                format!("{major}:{minor} riops={reads}"),
+            ),
+            false => (
+                root.join("blkio"),
+                "blkio.throttle.read_iops_device",
+                format!("{major}:{minor} {reads}"),
+            ),
+        };
+        let cap = Cap(parent.join(name));
+        let make = || {
+            if is_v2 {
+                fs::write(root.join("cgroup.subtree_control"), "+io")?;
+            }
+            fs::create_dir(&cap.0)?;
+            fs::write(cap.0.join(file), text)
+        };
+        let made = make();
+        made.expect("this test makes a control group: run it as root where cgroups limit I/O");
+        cap
+    }
+
+    /// Makes a group that may use a twentieth of a CPU.
     fn make() -> std::io::Result<Cap> {
         let name = format!("fathom-test-{}", std::process::id());
         let root = Path::new("/sys/fs/cgroup");
@@ -113,6 +209,49 @@ fn a_capped_process_is_judged_as_capped() {
     assert!(
         throttling.seconds <= evidence.seconds * 1.1,
         "{throttling:?}"
+    );
+}
+
+#[test]
+fn a_reader_at_its_io_limit_is_judged_as_capped() {
+    let (dir, image) = (tempfile::tempdir().unwrap(), image());
+    let cap = Cap::of_reads(image.path(), 30);
+    let join = format!("echo $$ > {}/cgroup.procs", cap.0.display());
+    let reader = reader(&join, image.path(), "4k", dir.path());
+    until_it_reads(&reader);
+    let evidence = of_reader(&reader, image.path());
+    drop(reader);
+    let verdict = judge(&evidence);
+    assert_eq!(
+        verdict.rule(),
+        Some("io-cap"),
+        "{verdict:#?}\n{evidence:#?}"
+    );
+    let name = cap.0.file_name().unwrap().to_string_lossy();
+    assert!(verdict.subject().unwrap().ends_with(&*name), "{verdict:#?}");
+}
+
+#[test]
+fn a_reader_next_to_a_greater_one_has_a_neighbour() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let image = image();
+    let small = reader("", image.path(), "4k", dirs[0].path());
+    let large = reader("", image.path(), "1M", dirs[1].path());
+    until_it_reads(&small);
+    until_it_reads(&large);
+    let mut evidence = of_reader(&small, image.path());
+    drop(large);
+    // On a busy machine, the readers wait for a CPU, and the device is idle meanwhile.
+    evidence.device.as_mut().unwrap().utilisation = 100.0;
+    evidence
+        .threads
+        .iter_mut()
+        .for_each(|one| one.waiting = None);
+    let verdict = judge(&evidence);
+    assert_eq!(
+        verdict.rule(),
+        Some("neighbour"),
+        "{verdict:#?}\n{evidence:#?}"
     );
 }
 

@@ -10,6 +10,11 @@ use crate::figures::{load_in_flight, offered, ratio};
 /// Most bytes of the device per byte of the load that may still be the load's own: the tables of an
 /// image, a journal and read-ahead add less than the load itself.
 const AMPLIFIED: f64 = 2.0;
+/// Share of the device's bytes from which other programs make its times their own.
+const OTHERS: f64 = 0.50;
+/// Least bytes of the watched processes per byte of the load for which these processes are those
+/// that serve the load's requests from the device.
+const SERVED: f64 = 0.50;
 /// Most that a part may exceed the whole, since counters and windows do not end at exactly the same
 /// moment.
 const EDGE: f64 = 1.10;
@@ -38,8 +43,9 @@ pub enum DevicePart {
 ///   are covered by counting bytes. But no more requests than are offered can wait for a request of
 ///   the device (`serves`): the rest of its bytes is read-ahead.
 ///
-/// The figures are `Mixed` if the device moves more than twice the bytes of the load per second, or
-/// if the share is above 1.1.
+/// The figures are `Mixed` if other programs have at least half of the device's bytes (see
+/// `others_share`), or if the share is above 1.1. If the bytes of others are not known, they are
+/// `Mixed` if the device moves more than twice the bytes of the load per second.
 pub fn device_part(evidence: &Evidence) -> DevicePart {
     let (Some(device), load) = (evidence.device.as_ref(), &evidence.load) else {
         return DevicePart::Unseen;
@@ -49,7 +55,11 @@ pub fn device_part(evidence: &Evidence) -> DevicePart {
     };
     // The load may have run for a part of the window, and the device counts the whole of it.
     let of_window = ratio(evidence.load_seconds(), evidence.seconds).map_or(1.0, |it| it.min(1.0));
-    if reached * of_window > AMPLIFIED {
+    let is_mixed = match others_share(evidence) {
+        Some(others) => others >= OTHERS,
+        None => reached * of_window > AMPLIFIED,
+    };
+    if is_mixed {
         return DevicePart::Mixed;
     }
     let serves = parts(device, load)
@@ -60,6 +70,22 @@ pub fn device_part(evidence: &Evidence) -> DevicePart {
         Some(share) => DevicePart::Is(share.min(1.0)),
         None => DevicePart::Unseen,
     }
+}
+
+/// Returns the share of the device's bytes that are not of the watched processes.
+///
+/// ```text
+/// share = 1 - own bytes / bytes of the device, at least 0
+/// ```
+///
+/// `None` if the bytes of the watched processes are not known, or if these processes do not serve
+/// the load's requests from the device: `own bytes / bytes of the load < 0.5`. Then the requests
+/// come from a cache, or another process serves them.
+pub fn others_share(evidence: &Evidence) -> Option<f64> {
+    let device = evidence.device.as_ref()?;
+    let own = device.own_bytes? as f64;
+    ratio(own, evidence.load.bytes as f64).filter(|&served| served >= SERVED)?;
+    Some(1.0 - ratio(own, device.bytes as f64)?.min(1.0))
 }
 
 /// Returns the device's share of a request's mean time, if the device's figures are the load's.
@@ -157,6 +183,27 @@ mod tests {
             evidence.load.seconds = 9.0;
         });
         is(&start, 0.5);
+    }
+
+    #[test]
+    fn a_processs_own_io_is_not_that_of_others() {
+        // Each write of the load copies a cluster of 64 KiB.
+        let copies = with(device(4, 16.0, 0.5), |evidence| {
+            let device = evidence.device.as_mut().unwrap();
+            device.own_bytes = Some(device.bytes);
+        });
+        is(&copies, 0.5);
+        let own = |share: f64| {
+            with(device(4, 1.9, 0.5), |evidence| {
+                let device = evidence.device.as_mut().unwrap();
+                device.own_bytes = Some((device.bytes as f64 * share) as u64);
+            })
+        };
+        is(&own(0.6), 0.5);
+        assert_eq!(device_part(&own(0.4)), DevicePart::Mixed);
+        // Another process serves the load.
+        is(&own(0.1), 0.5);
+        assert_eq!(others_share(&own(0.1)), None);
     }
 
     #[test]

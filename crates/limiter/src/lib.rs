@@ -33,7 +33,7 @@ use serde::Serialize;
 
 use rule::Strength;
 
-pub use rules::CPU_CAP;
+pub use rules::{CPU_CAP, IO_CAP};
 pub use words::{UNKNOWN, WORDS, Words, words_for};
 
 /// The suspected limiter of a cell.

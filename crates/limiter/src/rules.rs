@@ -14,9 +14,11 @@
 pub mod cpu_cap;
 pub mod device;
 pub mod filter;
+pub mod io_cap;
 pub mod latency;
 pub mod load;
 pub mod lock;
+pub mod neighbour;
 pub mod pressure;
 pub mod run_queue;
 pub mod steal;
@@ -27,11 +29,14 @@ use crate::rule::Rule;
 
 /// Name of the rule for a control group's CPU limit, which the user can raise.
 pub const CPU_CAP: &str = "cpu-cap";
+/// Name of the rule for a control group's I/O limit, which the user can raise.
+pub const IO_CAP: &str = "io-cap";
 
 /// The rules, one per line.
 pub static RULES: &[Rule] = &[
     rule("device", device::at_its_limit),
     rule("filter", filter::holds_requests),
+    rule(IO_CAP, io_cap::used),
     rule(CPU_CAP, cpu_cap::throttled),
     rule("run-queue", run_queue::starved),
     rule("steal", steal::starved),
@@ -40,6 +45,7 @@ pub static RULES: &[Rule] = &[
     rule("lock", lock::waited_for),
     rule("run-queue", run_queue::delayed),
     rule("steal", steal::delayed),
+    rule("neighbour", neighbour::uses_device),
     rule("pressure", pressure::high),
     rule("tables", tables::missed),
     rule("client", load::pace),

@@ -46,6 +46,7 @@ pub fn cell(depth: u32, us: f64) -> Evidence {
             mean_ns: 0.96 * us * 1e3,
             queue: Some(1023),
             queues: Some(4),
+            own_bytes: None,
         }),
         bare: Some(Bare {
             requests_per_second: requests / 9.8,

@@ -29,6 +29,11 @@ pub static WORDS: &[Words] = &[
         "Raise its limit or remove it with `fathom set`.",
     ),
     words(
+        "io-cap",
+        "The I/O limit of a control group holds the requests back.",
+        "Raise the limit of the group that the verdict names.",
+    ),
+    words(
         "cpu-cap",
         "The CPU limit of a control group stops the threads that serve the disk.",
         "Raise the limit of the group that the verdict names.",
@@ -57,6 +62,11 @@ pub static WORDS: &[Words] = &[
         "lock",
         "Requests wait for a lock that one thread at a time may hold.",
         "Use separate files, queues or processes, so that fewer threads need the same lock.",
+    ),
+    words(
+        "neighbour",
+        "Other programs use most of the block device, and the requests wait with theirs.",
+        "Limit the other programs' I/O, or move the disk to another device.",
     ),
     words(
         "pressure",

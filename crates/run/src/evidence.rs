@@ -25,6 +25,8 @@ pub struct Evidence {
     pub threads: Vec<ThreadTime>,
     /// The control group that limits the server or QEMU, if there is one.
     pub cgroup: Option<Throttling>,
+    /// The I/O limit of a control group that limits the server or QEMU, if there is one.
+    pub io_limit: Option<IoLimit>,
     /// The host's pressure (PSI).
     pub pressure: Option<Pressure>,
     /// The block device below the image.
@@ -138,6 +140,35 @@ pub struct Throttling {
     pub seconds: f64,
 }
 
+/// A control group's limit for the I/O on a block device, and its use in the window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IoLimit {
+    /// Path of the group.
+    pub group: String,
+    /// Name of the device in `/sys/block`.
+    pub device: String,
+    /// Unit of the limit.
+    pub kind: IoLimitKind,
+    /// Bytes, or reads or writes, that the limit allows per second.
+    pub allowed: f64,
+    /// Number of bytes, or of reads or writes, of the group in the window.
+    pub used: u64,
+}
+
+/// Unit of an I/O limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoLimitKind {
+    /// Bytes read.
+    ReadBytes,
+    /// Bytes written.
+    WriteBytes,
+    /// Read requests.
+    Reads,
+    /// Write requests.
+    Writes,
+}
+
 /// Percentage of the window in which some task waited for a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -171,6 +202,9 @@ pub struct DeviceTime {
     pub queue: Option<u32>,
     /// Number of hardware queues. `None` in runs of earlier versions.
     pub queues: Option<u32>,
+    /// Number of bytes that the watched processes (QEMU, the server, the load on the host) read
+    /// and wrote, on all devices. `None` if that could not be read.
+    pub own_bytes: Option<u64>,
 }
 
 /// Results of the same work on the bare device.

@@ -64,7 +64,7 @@ impl Stat {
     }
 }
 
-/// Returns the device's activity in a window of `seconds`.
+/// Returns the device's activity in a window of `seconds`. The caller adds `own_bytes`.
 pub fn between(name: &str, before: &Stat, after: &Stat, seconds: f64) -> DeviceTime {
     let requests = after.requests.saturating_sub(before.requests);
     let taken = f64::from(after.taken.wrapping_sub(before.taken)) * 1e6;
@@ -86,6 +86,7 @@ pub fn between(name: &str, before: &Stat, after: &Stat, seconds: f64) -> DeviceT
         },
         queue: queue.and_then(|text| text.trim().parse().ok()),
         queues: hardware_queues(name),
+        own_bytes: None,
     }
 }
 

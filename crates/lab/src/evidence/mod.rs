@@ -6,17 +6,20 @@
 //! schedstat, a device without a queue) is left out and never reported as zero.
 
 mod calls;
-mod cgroup;
 mod counters;
+mod cpu_limits;
 mod device;
 pub(crate) mod exits;
+mod groups;
 pub mod guest;
 mod history;
 mod instructions;
 mod interrupts;
+mod io_limits;
 mod kernel;
 mod kicks;
 mod measures;
+mod own_io;
 mod pressure;
 mod processors;
 mod sampler;
@@ -28,7 +31,8 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
-pub(crate) use cgroup::lift;
+pub(crate) use cpu_limits::lift as lift_cpu_limit;
+pub(crate) use io_limits::lift as lift_io_limit;
 pub use measures::measures;
 pub use sampler::{Newcomers, Sampler};
 pub(crate) use threads::tasks;

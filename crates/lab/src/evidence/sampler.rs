@@ -5,16 +5,17 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fathom_run::Series;
-use fathom_run::evidence::{Crossings, Evidence};
+use fathom_run::evidence::{Crossings, DeviceTime, Evidence};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::calls::Calls;
 use super::history::{History, Point};
 use super::instructions;
 use super::kernel::{self, Kernel};
+use super::own_io::OwnIo;
 use super::processors::{self, Cpu};
 use super::threads::Threads;
-use super::{Kind, Watch, Watched, cgroup, device, exits, pressure};
+use super::{Kind, Watch, Watched, cpu_limits, device, exits, groups, io_limits, pressure};
 use crate::error::{Context, Result};
 
 /// Minimum ratio of the step to the CPU time of a sample, so that sampling does not limit the load.
@@ -56,7 +57,8 @@ impl Newcomers {
 struct Window {
     threads: Threads,
     kernel: Kernel,
-    groups: Vec<cgroup::Group>,
+    limited: Limited,
+    own_io: OwnIo,
     device: Option<String>,
     /// Process id of QEMU, if there is one.
     vmm: Option<u32>,
@@ -66,12 +68,19 @@ struct Window {
     history: History,
 }
 
+/// Limits of the control groups in which the watched processes are.
+struct Limited {
+    cpu: Vec<groups::Group>,
+    io: Vec<io_limits::Limit>,
+}
+
 /// Counters at one end of the window.
 struct Snapshot {
     at: Instant,
     host: Vec<Cpu>,
     pressure: Option<pressure::Totals>,
-    groups: Vec<Option<cgroup::Stat>>,
+    cpu_limits: Vec<Option<cpu_limits::Stat>>,
+    io_limits: Vec<Option<u64>>,
     device: Option<device::Stat>,
     exits: Option<u64>,
 }
@@ -94,7 +103,7 @@ impl Sampler {
                 let wait = step.saturating_sub(Duration::from_nanos(part as u64));
                 match ordered.recv_timeout(wait) {
                     Err(RecvTimeoutError::Timeout) => window.sample(),
-                    Ok(Order::Watch(process)) => window.threads.watch(process),
+                    Ok(Order::Watch(process)) => window.watch(process),
                     Ok(Order::End) | Err(RecvTimeoutError::Disconnected) => return window,
                 }
             }
@@ -123,12 +132,17 @@ impl Window {
     fn begin(watch: Watch) -> Window {
         let kernel = kernel::look();
         // Processes that are added later are children of this process, and in its groups.
-        let pids = watch.processes.iter().map(|one| one.pid);
-        let groups = cgroup::limited(pids.chain([std::process::id()]));
+        let pids = || watch.processes.iter().map(|one| one.pid);
+        let all = || pids().chain([std::process::id()]);
+        let limited = Limited {
+            cpu: cpu_limits::limited(all()),
+            io: io_limits::limited(all()),
+        };
+        let own_io = OwnIo::begin(pids());
         let vmm = watch.processes.iter().find(|one| one.kind == Kind::Qemu);
         let vmm = vmm.map(|one| one.pid);
         let mut threads = Threads::new(watch.processes);
-        let begin = Snapshot::take(&groups, watch.device.as_deref(), vmm);
+        let begin = Snapshot::take(&limited, watch.device.as_deref(), vmm);
         threads.look();
         let zero = point(
             &begin,
@@ -141,7 +155,8 @@ impl Window {
         Window {
             threads,
             kernel,
-            groups,
+            limited,
+            own_io,
             device: watch.device,
             vmm,
             calls: Calls::new(),
@@ -151,9 +166,15 @@ impl Window {
         }
     }
 
+    fn watch(&mut self, process: Watched) {
+        self.own_io.add(process.pid);
+        self.threads.watch(process);
+    }
+
     fn sample(&mut self) {
         let before = clock_gettime(ClockId::ThreadCPUTime);
         self.threads.look();
+        self.own_io.read();
         let host = read_processors();
         let device = self.device.as_deref().and_then(device::read);
         let now = Instant::now();
@@ -175,7 +196,8 @@ impl Window {
     fn end(mut self) -> (Evidence, Vec<Series>) {
         let instructions = self.instructions.end();
         self.threads.look();
-        let end = Snapshot::take(&self.groups, self.device.as_deref(), self.vmm);
+        self.own_io.read();
+        let end = Snapshot::take(&self.limited, self.device.as_deref(), self.vmm);
         let (begin, kernel) = (&self.begin, kernel::look());
         let last = point(begin, &end.host, end.device.as_ref(), &self.threads, end.at);
         self.history.add(last);
@@ -185,7 +207,11 @@ impl Window {
         let pressure = begin.pressure.zip(end.pressure);
         let device = self.device.as_deref().and_then(|name| {
             let (begin, end) = (begin.device.as_ref()?, end.device.as_ref()?);
-            Some(device::between(name, begin, end, seconds))
+            let own_bytes = self.own_io.bytes();
+            Some(DeviceTime {
+                own_bytes,
+                ..device::between(name, begin, end, seconds)
+            })
         });
         let exits = begin.exits.zip(end.exits);
         let crossings = Crossings {
@@ -197,7 +223,13 @@ impl Window {
             seconds,
             host: processors::between(&begin.host, &end.host),
             threads,
-            cgroup: cgroup::between(&self.groups, &begin.groups, &end.groups),
+            cgroup: cpu_limits::between(&self.limited.cpu, &begin.cpu_limits, &end.cpu_limits),
+            io_limit: io_limits::between(
+                &self.limited.io,
+                &begin.io_limits,
+                &end.io_limits,
+                seconds,
+            ),
             pressure: pressure.map(|(begin, end)| pressure::between(begin, end, seconds)),
             device,
             instructions,
@@ -209,12 +241,13 @@ impl Window {
 }
 
 impl Snapshot {
-    fn take(groups: &[cgroup::Group], device: Option<&str>, vmm: Option<u32>) -> Snapshot {
+    fn take(limited: &Limited, device: Option<&str>, vmm: Option<u32>) -> Snapshot {
         Snapshot {
             at: Instant::now(),
             host: read_processors(),
             pressure: pressure::read(),
-            groups: groups.iter().map(cgroup::read).collect(),
+            cpu_limits: limited.cpu.iter().map(cpu_limits::read).collect(),
+            io_limits: limited.io.iter().map(io_limits::read).collect(),
             device: device.and_then(device::read),
             exits: vmm.and_then(exits::of),
         }

@@ -2,10 +2,10 @@
 //!
 //! With more of a limiting resource, the cell does more work. A cell that only waits for latency
 //! does more work with more requests in flight. A device at its limit does no more work, however
-//! many requests it gets. A control group's CPU limit is lifted. Other suspected limiters (other
+//! many requests it gets. The limits of a control group are lifted. Other suspected limiters (other
 //! programs' load, steal, a filter) cannot be changed from here.
 
-use fathom_limiter::{CPU_CAP, judge};
+use fathom_limiter::{CPU_CAP, IO_CAP, judge};
 use fathom_run::evidence::{Evidence, ThreadRole};
 use fathom_run::{Cell, Expects, Planned, Trial};
 
@@ -35,7 +35,7 @@ pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
         "latency" => (more_work()?, Expects::More),
         "device" => (more_work()?, Expects::NoMore),
         "load-thread" => (twice(LOAD_THREADS)?, Expects::More),
-        CPU_CAP => (before.clone(), Expects::More),
+        CPU_CAP | IO_CAP => (before.clone(), Expects::More),
         "thread" => {
             let settings = match role(evidence, limiter.subject.as_deref()?)? {
                 ThreadRole::Vcpu => twice(VCPUS)?,
@@ -59,25 +59,27 @@ pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
     })
 }
 
-/// Changes this machine for a trial: lifts a CPU limit until the returned value is dropped.
+/// Changes this machine for a trial: lifts a group's limit until the returned value is dropped.
 ///
 /// # Errors
 /// If the limit cannot be lifted.
 pub fn lift(trial: &Trial, cell: &Cell) -> Result<Option<ChangedSetting>> {
-    let group = cell
-        .evidence
-        .as_ref()
-        .and_then(|evidence| evidence.cgroup.as_ref());
-    match group {
-        Some(group) if trial.limiter == CPU_CAP => evidence::lift(&group.group).map(Some),
+    let Some(evidence) = &cell.evidence else {
+        return Ok(None);
+    };
+    match (&*trial.limiter, &evidence.cgroup, &evidence.io_limit) {
+        (CPU_CAP, Some(group), _) => evidence::lift_cpu_limit(&group.group).map(Some),
+        (IO_CAP, _, Some(limit)) => evidence::lift_io_limit(limit).map(Some),
         _ => Ok(None),
     }
 }
 
 /// Describes what a trial changes of a cell: `iodepth=2`.
 pub fn changed(trial: &Trial, cell: &Cell) -> String {
-    if trial.limiter == CPU_CAP {
-        return "without the CPU limit".into();
+    match &*trial.limiter {
+        CPU_CAP => return "without the CPU limit".into(),
+        IO_CAP => return "without the I/O limit".into(),
+        _ => (),
     }
     fathom_run::changed(&cell.planned.settings, &trial.planned.settings)
 }
@@ -198,6 +200,7 @@ mod tests {
                 mean_ns: 0.98e5,
                 queue: None,
                 queues: None,
+                own_bytes: None,
             });
             evidence.bare = Some(fathom_run::evidence::Bare {
                 requests_per_second: evidence.load.requests as f64 / 10.0,
@@ -246,6 +249,27 @@ mod tests {
         let cell = cell(&[], capped);
         assert_eq!(trial.planned.settings, cell.planned.settings);
         // A run directory may come from another machine.
+        assert!(lift(&trial, &cell).is_err());
+    }
+
+    #[test]
+    fn an_io_limit_is_lifted_and_nothing_else_changed() {
+        let capped = |evidence: &mut Evidence| {
+            evidence.io_limit = Some(fathom_run::evidence::IoLimit {
+                group: "/of-somebody-else".into(),
+                device: "sdb".into(),
+                kind: fathom_run::evidence::IoLimitKind::Reads,
+                allowed: 9800.0,
+                used: 98_000,
+            });
+        };
+        let (trial, words) = tried(&[], capped).unwrap();
+        assert_eq!(
+            (&*trial.limiter, &*words),
+            (IO_CAP, "without the I/O limit")
+        );
+        let cell = cell(&[], capped);
+        assert_eq!(trial.planned.settings, cell.planned.settings);
         assert!(lift(&trial, &cell).is_err());
     }
 

@@ -1,8 +1,8 @@
 //! Tests with arbitrary evidence.
 
 use fathom_run::evidence::{
-    Bare, DeviceTime, Evidence, Held, Layer, Load, LockWait, Pressure, Processors, ThreadRole,
-    ThreadTime, Throttling,
+    Bare, DeviceTime, Evidence, Held, IoLimit, IoLimitKind, Layer, Load, LockWait, Pressure,
+    Processors, ThreadRole, ThreadTime, Throttling,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -69,8 +69,20 @@ prop_compose! {
         name in text(), requests in count(), bytes in count(), utilisation in figure(),
         in_flight in figure(), mean_ns in figure(),
         queue in any::<Option<u32>>(), queues in any::<Option<u32>>(),
+        own_bytes in proptest::option::of(count()),
     ) -> DeviceTime {
-        DeviceTime { name, requests, bytes, utilisation, in_flight, mean_ns, queue, queues }
+        DeviceTime {
+            name, requests, bytes, utilisation, in_flight, mean_ns, queue, queues, own_bytes,
+        }
+    }
+}
+
+prop_compose! {
+    fn io_limit()(
+        group in text(), device in text(), allowed in figure(), used in count(),
+        kind in proptest::sample::select(vec![IoLimitKind::Reads, IoLimitKind::WriteBytes]),
+    ) -> IoLimit {
+        IoLimit { group, device, kind, allowed, used }
     }
 }
 
@@ -94,6 +106,7 @@ prop_compose! {
         host in proptest::option::of(processors()), guest in proptest::option::of(processors()),
         threads in vec(thread(), 0..4), device in proptest::option::of(device()),
         limits in limits(), seen in any::<[bool; 3]>(),
+        io_limit in proptest::option::of(io_limit()),
         filters in vec((text(), figure()), 0..3), layers in vec((text(), figure()), 0..3),
         locks in vec((text(), figure()), 0..3),
     ) -> Evidence {
@@ -102,7 +115,7 @@ prop_compose! {
         let layer = |(name, mean_ns)| Layer { name, mean_ns };
         let lock = |(name, seconds)| LockWait { name, side: "host".into(), waits: 1, seconds };
         Evidence {
-            seconds, load, host, guest, threads, device,
+            seconds, load, host, guest, threads, device, io_limit,
             cgroup: Some(cgroup).filter(|_| seen[0]),
             pressure: Some(pressure).filter(|_| seen[1]),
             bare: Some(bare).filter(|_| seen[2]),

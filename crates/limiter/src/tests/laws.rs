@@ -1,7 +1,8 @@
 //! Laws of the rules, tested with evidence that a machine could show.
 
 use fathom_run::evidence::{
-    Evidence, Held, Layer, LockWait, Pressure, Processors, ThreadRole, Throttling,
+    Evidence, Held, IoLimit, IoLimitKind, Layer, LockWait, Pressure, Processors, ThreadRole,
+    Throttling,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -10,7 +11,9 @@ use super::{cell, thread, with};
 use crate::device_part::{device_in_flight, device_share};
 use crate::figures::load_in_flight;
 use crate::rule::{Find, Finding};
-use crate::rules::{RULES, cpu_cap, filter, latency, load, lock, pressure, run_queue, steal};
+use crate::rules::{
+    RULES, cpu_cap, filter, io_cap, latency, load, lock, neighbour, pressure, run_queue, steal,
+};
 use crate::slices::{Side, Waiting, slices, unseen};
 use crate::{Verdict, judge};
 
@@ -56,7 +59,8 @@ prop_compose! {
     fn plausible()(
         evidence in busy(), reached in 0.0..3.0, size in 0.1..40.0, mean in 0.0..2.0,
         layers in vec(0.0..1.0, 3), filter in 0.0..1.2, throttled in 0u64..100, held in 0.0..8.0,
-        memory in 0.0..30.0, locked in 0.0..1.5, seen in any::<[bool; 6]>(),
+        memory in 0.0..30.0, locked in 0.0..1.5, own in 0.0..1.2, capped in 0.0..1.2,
+        seen in any::<[bool; 8]>(),
         name in proptest::sample::select(vec!["throttle", "delay"]),
     ) -> Evidence {
         with(evidence, |evidence| {
@@ -66,7 +70,12 @@ prop_compose! {
             device.requests = (load.requests as f64 * reached / size) as u64;
             device.mean_ns = load.mean_ns * mean;
             device.in_flight = device.requests as f64 * device.mean_ns / 1e10;
+            device.own_bytes = seen[6].then_some((device.bytes as f64 * own) as u64);
             evidence.device = evidence.device.take().filter(|_| seen[0]);
+            let used = (capped * 300.0 * evidence.load_seconds()) as u64;
+            let (group, device, kind) = ("/vm1".into(), "sdb".into(), IoLimitKind::Reads);
+            let limit = IoLimit { group, device, kind, allowed: 300.0, used };
+            evidence.io_limit = seen[7].then_some(limit);
             let sum = layers.iter().sum::<f64>().max(1e-9);
             let names = ["guest, KVM and QEMU", "fathom: queue", "host: device"];
             let layer = |(name, part): (&str, &f64)| Layer {
@@ -104,6 +113,9 @@ fn slower(mut evidence: Evidence, factor: f64) -> Evidence {
     }
     if let Some(cap) = &mut evidence.cgroup {
         cap.seconds *= factor;
+    }
+    if let Some(limit) = &mut evidence.io_limit {
+        limit.allowed /= factor;
     }
     if let Some(device) = &mut evidence.device {
         device.mean_ns *= factor;
@@ -225,6 +237,12 @@ proptest! {
         })?;
         keeps(&evidence, &[cpu_cap::throttled], |evidence| {
             evidence.cgroup.iter_mut().for_each(|cap| times(&mut cap.seconds, f64::MAX));
+        })?;
+        keeps(&evidence, &[io_cap::used], |evidence| {
+            evidence.io_limit.iter_mut().for_each(|it| it.used = (it.used as f64 * more) as u64);
+        })?;
+        keeps(&evidence, &[neighbour::uses_device], |evidence| {
+            evidence.device.iter_mut().for_each(|it| times(&mut it.utilisation, 100.0));
         })?;
         keeps(&evidence, &[pressure::high], |evidence| {
             evidence.pressure.iter_mut().for_each(|it| times(&mut it.memory, 100.0));

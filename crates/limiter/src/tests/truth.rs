@@ -1,7 +1,8 @@
 //! Tests that a known limit is named, even if other rules hold as well.
 
 use fathom_run::evidence::{
-    DeviceTime, Evidence, Held, Layer, LockWait, Pressure, Processors, ThreadRole, Throttling,
+    DeviceTime, Evidence, Held, IoLimit, IoLimitKind, Layer, LockWait, Pressure, Processors,
+    ThreadRole, Throttling,
 };
 
 use super::{cell, thread, with};
@@ -265,6 +266,16 @@ fn an_io_limit_above_the_device_is_not_latency() {
     assert_eq!(verdict.limiter, None);
     let words = "unknown, not seen: what holds requests between the server and the device";
     assert!(verdict.text.starts_with(words), "{verdict:#?}");
+    let seen = with(capped, |evidence| {
+        evidence.io_limit = Some(IoLimit {
+            group: "/vm1".into(),
+            device: "sdb".into(),
+            kind: IoLimitKind::Reads,
+            allowed: 300.0,
+            used: evidence.load.requests,
+        });
+    });
+    named(&seen, "io-cap", "/vm1");
 }
 
 #[test]
@@ -279,6 +290,10 @@ fn a_device_with_a_neighbour_is_not_judged_by_its_figures() {
     let words =
         "the load's part of the device nvme0n1, which other I/O uses: 36 in flight, and 4 of";
     assert!(verdict.text.contains(words), "{verdict:#?}");
+    let seen = with(neighbour, |evidence| {
+        evidence.device.as_mut().unwrap().own_bytes = Some(evidence.load.bytes);
+    });
+    named(&seen, "neighbour", "nvme0n1");
 }
 
 #[test]
@@ -316,10 +331,11 @@ fn a_verdict_is_written_as_json_with_its_rule() {
     let unique = [
         "device",
         "filter",
+        "io-cap",
         "cpu-cap",
         "run-queue",
         "steal",
         "load-thread",
     ];
-    assert_eq!(names()[..6], unique);
+    assert_eq!(names()[..7], unique);
 }

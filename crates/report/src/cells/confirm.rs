@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fathom_limiter::CPU_CAP;
+use fathom_limiter::{CPU_CAP, IO_CAP};
 use fathom_run::{Better, Expects, Experiment, Trial};
 
 use super::cell::{self, Column, Columns, Problems, Row};
@@ -85,7 +85,7 @@ fn gain(row: &Row, base: &Row, main: &Column) -> Option<f64> {
 
 /// Returns what the trial changed, such as `iodepth=2`.
 fn changed(trial: &Trial, row: &Row, base: &Row) -> String {
-    if trial.limiter == CPU_CAP {
+    if [CPU_CAP, IO_CAP].contains(&&*trial.limiter) {
         return "the limit lifted".into();
     }
     fathom_run::changed(&base.settings, &row.settings)

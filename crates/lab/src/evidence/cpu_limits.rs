@@ -1,36 +1,17 @@
-//! CPU limits of control groups of version 1 and 2 (cgroups(7)): finds the groups of the watched
-//! processes and reads how much they were throttled (cpu.stat).
+//! CPU limits of control groups of both versions (cgroups(7)): reads how long the groups of the
+//! watched processes were throttled (cpu.stat).
 
-use crate::mount_table::unescaped;
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use fathom_run::evidence::Throttling;
 
-use super::threads::tasks;
+use super::groups::{Controller, Group, groups_of};
 use crate::error::{Context, Error, Result};
 use crate::restore_settings::ChangedSetting;
 
 /// Maximum number of groups to watch. Processes are in few groups, but libvirt puts each vCPU into
 /// its own.
 const MAX_GROUPS: usize = 64;
-
-/// A mounted hierarchy that limits CPU time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Hierarchy {
-    is_v2: bool,
-    /// The group that is the root of the mount.
-    root: String,
-    mount: PathBuf,
-}
-
-/// A group that has a limit.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Group {
-    /// Name of the group, as in /proc/PID/cgroup.
-    name: String,
-    folder: PathBuf,
-}
 
 /// Counters since the group's limit was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,68 +24,9 @@ pub struct Stat {
 /// Returns the groups with a limit that contain threads of these processes, directly or in
 /// subgroups.
 pub fn limited(pids: impl Iterator<Item = u32>) -> Vec<Group> {
-    let mounts = super::read("/proc/self/mountinfo").unwrap_or_default();
-    let hierarchies: Vec<Hierarchy> = mounts.lines().filter_map(hierarchy).collect();
-    let tasks = pids.flat_map(|pid| {
-        let path = move |tid| format!("/proc/{pid}/task/{tid}/cgroup");
-        tasks(pid).into_iter().map(path)
-    });
-    let texts: BTreeSet<String> = tasks.filter_map(|path| super::read(path).ok()).collect();
-    let mut groups = BTreeSet::new();
-    for text in texts {
-        for hierarchy in &hierarchies {
-            let name = text.lines().find_map(|line| group(line, hierarchy.is_v2));
-            groups.extend(name.map_or(Vec::new(), |name| hierarchy.upwards(name)));
-        }
-    }
-    let limited = groups.into_iter().filter(|group| is_limited(&group.folder));
+    let groups = groups_of(pids, Controller::Cpu).into_iter();
+    let limited = groups.filter(|group| is_limited(&group.folder));
     limited.take(MAX_GROUPS).collect()
-}
-
-/// Parses a line such as `31 23 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup
-/// rw,cpu,cpuacct`.
-fn hierarchy(line: &str) -> Option<Hierarchy> {
-    let (mount, kind) = line.split_once(" - ")?;
-    let mut kind = kind.split(' ');
-    let is_v2 = match kind.next()? {
-        "cgroup2" => true,
-        "cgroup" if kind.nth(1)?.split(',').any(|one| one == "cpu") => false,
-        _ => return None,
-    };
-    let mut fields = mount.split(' ').skip(3);
-    Some(Hierarchy {
-        is_v2,
-        root: unescaped(fields.next()?),
-        mount: unescaped(fields.next()?).into(),
-    })
-}
-
-/// Parses `1:cpu,cpuacct:/vm1` (version 1) or `0::/machine.slice/vm1` (version 2) to the group's
-/// name.
-fn group(line: &str, is_v2: bool) -> Option<&str> {
-    let mut fields = line.splitn(3, ':');
-    let (id, controllers, name) = (fields.next()?, fields.next()?, fields.next()?);
-    let is_it = match is_v2 {
-        true => id == "0" && controllers.is_empty(),
-        false => controllers.split(',').any(|one| one == "cpu"),
-    };
-    is_it.then_some(name)
-}
-
-impl Hierarchy {
-    /// Returns the group and its ancestors, as far as the mount shows them.
-    fn upwards(&self, name: &str) -> Vec<Group> {
-        let below = Path::new(name).strip_prefix(&self.root);
-        // Groups outside of the mount or of this process's namespace have `..` in their names.
-        let Some(below) = below.ok().filter(|_| !name.contains("/..")) else {
-            return Vec::new();
-        };
-        let group = |below: &Path| Group {
-            name: Path::new(&self.root).join(below).display().to_string(),
-            folder: self.mount.join(below),
-        };
-        below.ancestors().map(group).collect()
-    }
 }
 
 fn is_limited(folder: &Path) -> bool {
@@ -181,6 +103,7 @@ pub fn between(
 mod tests {
     use super::*;
     use std::fs;
+    use std::path::PathBuf;
 
     /// A group that contains this process and has a limit that is never reached.
     struct Own(PathBuf);
@@ -237,38 +160,6 @@ mod tests {
         assert_eq!(limited(), Some(group));
         let error = lift("/fathom-test-of-others").unwrap_err().to_string();
         assert!(error.contains("in no control group"), "{error}");
-    }
-
-    const V1: &str = "9:name=systemd:/\n7:blkio:/\n3:cpuset:/other\n1:cpu,cpuacct:/a/b\n0::/x y\n";
-
-    #[test]
-    fn groups_are_told_in_both_versions() {
-        let named = |is_v2| V1.lines().find_map(|line| group(line, is_v2));
-        assert_eq!(named(false), Some("/a/b"));
-        assert_eq!(named(true), Some("/x y"));
-        assert_eq!(group("0::/a:b", true), Some("/a:b"));
-        assert_eq!(group("1:cpu", false), None);
-    }
-
-    #[test]
-    fn hierarchies_are_found_where_they_are_mounted() {
-        let v1 = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct";
-        let v2 = "41 31 0:38 /pod /sys/fs/my\\040cgroup rw shared:9 - cgroup2 cgroup2 rw";
-        let cpuset = "34 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset";
-        let found = hierarchy(v1).unwrap();
-        assert_eq!((found.is_v2, found.root.as_str()), (false, "/"));
-        let pod = hierarchy(v2).unwrap();
-        assert_eq!(pod.mount, Path::new("/sys/fs/my cgroup"));
-        assert_eq!(hierarchy(cpuset), None);
-        assert_eq!(hierarchy("31 23 0:28"), None);
-        let folders = |name| -> Vec<PathBuf> {
-            let groups = pod.upwards(name).into_iter();
-            groups.map(|group| group.folder).collect()
-        };
-        let expected = ["a/b", "a", ""].map(|below| pod.mount.join(below));
-        assert_eq!(folders("/pod/a/b"), expected);
-        assert_eq!(pod.upwards("/pod/a")[0].name, "/pod/a");
-        assert!(folders("/podium").is_empty() && folders("/pod/../other").is_empty());
     }
 
     #[test]
