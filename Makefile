@@ -7,7 +7,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-times test-busy test-kvm test-cluster coverage fuzz fuzz-build $(FUZZ) torture test-machines bench book \
+.PHONY: setup build demo limiter-draws test test-times test-busy test-kvm test-cluster coverage fuzz fuzz-build $(FUZZ) torture test-machines bench book \
 	lint reliability installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
@@ -84,6 +84,13 @@ torture: setup
 # Adds the runs of target/torture.json to the table in docs/reliability.md.
 reliability:
 	python3 tools/reliability.py
+
+# Draws limits of disks at random, DRAWS of them from LIMITER_SEED on, and scores the verdicts. Nothing else may run.
+DRAWS ?= 200
+LIMITER_SEED ?= 1
+limiter-draws: setup
+	$(CARGO) build --workspace --bin fathom --test limiter
+	FATHOM_ROUNDS=$(DRAWS) FATHOM_SEED=$(LIMITER_SEED) $(ALONE) $(CARGO) test --workspace --test limiter drawn -- --nocapture
 
 # Many machines, beside and within each other, until no more fit: all processors for some minutes.
 test-machines: setup

@@ -5,6 +5,10 @@
 //! confirms the limit: more of the limiting resource gives more throughput. Server and load have a
 //! CPU each.
 
+#[path = "limiter/draws.rs"]
+mod draws;
+#[path = "limiter/groups.rs"]
+mod groups;
 #[path = "limiter/guest.rs"]
 mod guest;
 #[path = "limiter/memory.rs"]
@@ -18,7 +22,7 @@ use fathom_testing::{decide, outrank_other_programs};
 use memory::{AMPLE, TIGHT, seen_with_memory};
 use parking_lot::Mutex;
 use scene::{
-    Beside, LOAD, SERVER, Work, bench, checksums, rate, seen, seen_on_disk, told_by_bench,
+    LOAD, SERVER, Scene, Work, bench, checksums, rate, seen, seen_on_disk, told_by_bench,
     told_by_fio,
 };
 
@@ -59,27 +63,27 @@ const COPIES: &[&str] = &[
 ];
 
 /// Returns the evidence of a load of `fathom bench`.
-fn benched(args: &[&str], beside: Beside) -> Evidence {
+fn benched(args: &[&str], scene: Scene) -> Evidence {
     let work = Work {
         command: &|sockets| bench(sockets, args),
         told: &told_by_bench,
     };
-    seen(&work, beside)
+    seen(&work, scene)
 }
 
 /// Returns the evidence of a load that processes the data, which the worker only copies.
-fn checked(beside: Beside) -> Evidence {
+fn checked(scene: Scene) -> Evidence {
     let work = Work {
         command: &checksums,
         told: &told_by_fio,
     };
-    seen(&work, beside)
+    seen(&work, scene)
 }
 
-fn with_busy(cpu: u32) -> Beside<'static> {
-    Beside {
+fn with_busy(cpu: u32) -> Scene<'static> {
+    Scene {
         busy: Some(cpu),
-        ..Beside::default()
+        ..Scene::default()
     }
 }
 
@@ -106,7 +110,7 @@ fn what_limits_a_served_disk_is_named_and_is_what_limits() {
 }
 
 fn a_thread() -> Result<(), String> {
-    let alone = benched(COPIES, Beside::default());
+    let alone = benched(COPIES, Scene::default());
     expect(&alone, "thread", "I/O thread 'worker 0'")?;
     let server_shares = benched(COPIES, with_busy(SERVER));
     expect(&server_shares, "run-queue", "worker 0")?;
@@ -126,7 +130,7 @@ fn a_thread() -> Result<(), String> {
 }
 
 fn the_load() -> Result<(), String> {
-    let alone = checked(Beside::default());
+    let alone = checked(Scene::default());
     expect(&alone, "load-thread", "load")?;
     let shares = checked(with_busy(LOAD));
     expect_times(&alone, &shares, 1.3, "the load without a neighbour")
@@ -136,7 +140,7 @@ fn the_load() -> Result<(), String> {
 fn latency() -> Result<(), String> {
     let depth = |depth: &str| {
         let args = ["--rw", "randread", "--iodepth", depth];
-        benched(&args, Beside::default())
+        benched(&args, Scene::default())
     };
     let one = depth("1");
     expect(&one, "latency", "latency")?;
@@ -145,11 +149,11 @@ fn latency() -> Result<(), String> {
 
 fn a_filter() -> Result<(), String> {
     let limited = |filter: &str| {
-        let beside = Beside {
+        let scene = Scene {
             filter: Some(filter),
-            ..Beside::default()
+            ..Scene::default()
         };
-        benched(&["--rw", "randread", "--iodepth", "32"], beside)
+        benched(&["--rw", "randread", "--iodepth", "32"], scene)
     };
     let tight = limited("throttle:iops-read=1000");
     expect(&tight, "filter", "throttle")?;

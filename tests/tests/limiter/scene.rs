@@ -13,6 +13,8 @@ use fathom_run::evidence::{Evidence, Held, Layer, Load};
 use fathom_tests::{Place, fathom, run};
 use serde_json::Value;
 
+use crate::groups::Group;
+
 pub const SERVER: u32 = 0;
 pub const LOAD: u32 = 1;
 
@@ -33,37 +35,98 @@ pub struct Work<'a> {
     pub told: &'a dyn Fn(&str) -> Load,
 }
 
-/// Filter and program that run at the same time as the load.
+/// How a disk is served, and what runs at the same time as its load.
 #[derive(Clone, Copy, Default)]
-pub struct Beside<'a> {
+pub struct Scene<'a> {
+    /// The disk; by default a disk in memory.
+    pub image: Option<&'a str>,
+    /// A file on the device below the image, which the evidence watches.
+    pub on_device: Option<&'a Path>,
+    /// Further options of the server.
+    pub args: &'a [&'a str],
     pub filter: Option<&'a str>,
     /// A CPU that another program uses, too.
     pub busy: Option<u32>,
+    /// The control group of the server.
+    pub group: Option<&'a Group>,
 }
 
-/// Returns the evidence of a load on a memory disk.
-pub fn seen(work: &Work, beside: Beside) -> Evidence {
+/// Returns the evidence of a load on a served disk.
+pub fn seen(work: &Work, scene: Scene) -> Evidence {
+    seen_live(work, scene).0
+}
+
+/// Returns the evidence of a load on a served disk, and the kind of limit that `fathom top` names.
+pub fn seen_live(work: &Work, scene: Scene) -> (Evidence, String) {
     let place = Place::new();
     let nbd = place.path("nbd.sock");
     let listen = format!("unix:{}", nbd.display());
     let cpu = SERVER.to_string();
     let mut args = vec!["--poll", "off", "--cpus", &cpu, "--nbd", &listen];
-    args.extend(beside.filter.iter().flat_map(|filter| ["--filter", filter]));
-    let mut server = place.serve("disk", Path::new("memory:64M"), &args);
+    args.extend(scene.filter.iter().flat_map(|filter| ["--filter", filter]));
+    args.extend(scene.args);
+    let image = scene.image.unwrap_or("memory:64M");
+    let mut server = place.serve("disk", Path::new(image), &args);
     let sockets = Sockets {
         vhost_user: server.socket().to_owned(),
         nbd,
     };
     let server = server.process().pid();
-    let _busy = beside.busy.map(|cpu| spinner(cpu, &place));
+    if let Some(group) = scene.group {
+        group.add(server);
+    }
+    let _busy = scene.busy.map(|cpu| spinner(cpu, &place));
     let watched = Watched::new(server, Kind::Server);
-    let mut evidence = watch(vec![watched], None, (work.command)(&sockets), work.told);
+    let device = scene.on_device.and_then(|path| device_below(path).unwrap());
+    let top = Top::prepare(server);
+    let mut live = None;
+    let mut evidence = watch_and(
+        || live = Some(top.start()),
+        vec![watched],
+        device,
+        (work.command)(&sockets),
+        work.told,
+    );
     let read = read_stages(server);
     evidence
         .filters
-        .extend(beside.filter.map(|filter| held(&read, filter)));
+        .extend(scene.filter.map(|filter| held(&read, filter)));
     evidence.layers = read_layers(&read, evidence.load.mean_ns);
-    evidence
+    if image.starts_with("nbd") {
+        let storage = { evidence.layers.iter_mut() }.find(|one| one.name == layers::STORAGE);
+        storage.unwrap().name = layers::NBD.to_owned();
+    }
+    (evidence, live.unwrap().kind())
+}
+
+/// `fathom top` for the disk of a server.
+struct Top(Command);
+
+/// The same while it watches an interval.
+struct Watching(Child);
+
+impl Top {
+    fn prepare(server: u32) -> Top {
+        let mut command = Command::new(fathom());
+        command
+            .args(["top", "--once", "--json", "--server", &server.to_string()])
+            .stdout(Stdio::piped());
+        Top(command)
+    }
+
+    fn start(mut self) -> Watching {
+        Watching(self.0.spawn().unwrap())
+    }
+}
+
+impl Watching {
+    /// Returns the kind of limit of the disk.
+    fn kind(self) -> String {
+        let output = self.0.wait_with_output().unwrap();
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let kind = &said["servers"][0]["disks"][0]["limiter"]["kind"];
+        kind.as_str().unwrap_or_else(|| panic!("{said}")).to_owned()
+    }
 }
 
 /// Returns the evidence of reads of 1M from this machine's disk, with `depth` requests in flight.
@@ -94,7 +157,7 @@ pub fn seen_on_disk(depth: u32, readers: usize) -> Evidence {
 }
 
 /// Returns a command for fio on the host itself.
-fn reads(file: &Path, depth: u32) -> Command {
+pub fn reads(file: &Path, depth: u32) -> Command {
     let mut fio = Command::new("fio");
     fio.args(["--name=load", "--ioengine=libaio", "--output-format=json"])
         .arg(format!("--filename={}", file.display()))
@@ -116,6 +179,17 @@ pub fn rate(evidence: &Evidence) -> f64 {
 
 /// Returns the evidence of a load together with these processes.
 pub fn watch(
+    processes: Vec<Watched>,
+    device: Option<String>,
+    load: Command,
+    told: &dyn Fn(&str) -> Load,
+) -> Evidence {
+    watch_and(|| (), processes, device, load, told)
+}
+
+/// Like [`watch`], and calls `begin` when the watched window begins.
+fn watch_and(
+    begin: impl FnOnce(),
     mut processes: Vec<Watched>,
     device: Option<String>,
     mut load: Command,
@@ -129,6 +203,7 @@ pub fn watch(
         device,
         ..Watch::default()
     });
+    begin();
     thread::sleep(WINDOW);
     let (evidence, _) = sampler.unwrap().stop();
     let output = load.wait_with_output().unwrap();
