@@ -24,7 +24,7 @@ impl Mount {
     fn start(disk: &str, args: &[&str]) -> Mount {
         let dir = short_dir();
         let file = dir.path().join("file");
-        fs::write(&file, "what was there before").unwrap();
+        fs::write(&file, "").unwrap();
         let mut command = fathom();
         command.args(["serve", disk, "--fuse"]).arg(&file);
         command.arg("--api").arg(dir.path().join("c")).args(args);
@@ -48,7 +48,7 @@ impl Mount {
         let status = self.served.terminate().0;
         assert_eq!(status, Some(0), "{}", self.served.log());
         assert!(!is_mounted(&self.file));
-        assert_eq!(fs::read(&self.file).unwrap(), b"what was there before");
+        assert_eq!(fs::read(&self.file).unwrap(), b"");
     }
 }
 
@@ -271,7 +271,7 @@ fn a_killed_server_leaves_no_mount() {
     eventually("the file is unmounted", || {
         (!is_mounted(&mount.file)).then_some(())
     });
-    assert_eq!(fs::read(&mount.file).unwrap(), b"what was there before");
+    assert_eq!(fs::read(&mount.file).unwrap(), b"");
     let gone = file.read_at(&mut [0; 10], 0).unwrap_err();
     assert_eq!(gone.raw_os_error(), Some(libc::ENOTCONN));
 }
@@ -396,6 +396,9 @@ fn mounts_that_are_impossible_are_refused() {
     serve(&["--fuse", &none], &[&none, "no such file"]);
     serve(&["--fuse", &folder], &["not a regular file"]);
     serve(&["--fuse", &image], &["the disk's own image"]);
+    let data = dir.path().join("data");
+    fs::write(&data, "data").unwrap();
+    serve(&["--fuse", &as_arg(&data)], &["not empty", "name an empty"]);
     serve(
         &["--fuse", &none, "--fuse-writable", "--readonly"],
         &["fuse-writable", "readonly"],

@@ -33,6 +33,9 @@ const MOUNT_AND_UNMOUNT: &str = "trap '' TERM INT HUP
 
 const MISSING: &str = "the program fusermount3 is missing; install the package fuse3";
 
+const NOT_EMPTY: &str = "the file is not empty, and the mount would hide its data; name an empty \
+                         regular file";
+
 /// Timeout for `fusermount3`, to mount and to unmount.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -42,7 +45,7 @@ const MAX_MESSAGE: usize = 1024;
 /// An order to mount a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mounting {
-    /// The mount point, a regular file, without symbolic links.
+    /// The mount point, an empty regular file, without symbolic links.
     pub file: PathBuf,
     /// Whether the file can only be read.
     pub read_only: bool,
@@ -60,7 +63,17 @@ pub fn install_launcher(launch: Launch) {
 }
 
 /// Starts `fusermount3`. The caller must reap the child, which ends when the file is unmounted.
+///
+/// The process that gives the order may be controlled by an attacker. Therefore this function
+/// checks again that the mount hides no data of a file.
+///
+/// # Errors
+/// When the mount point is no empty regular file, or the program cannot be started.
 pub fn launch(mounting: &Mounting, socket: OwnedFd) -> io::Result<Child> {
+    let metadata = mounting.file.symlink_metadata()?;
+    if !metadata.is_file() || metadata.len() > 0 {
+        return Err(io::Error::other(NOT_EMPTY));
+    }
     let mut options = "auto_unmount,nosuid,nodev,noexec,fsname=fathom,subtype=fathom".to_owned();
     if mounting.read_only {
         options.push_str(",ro");
@@ -182,9 +195,12 @@ fn check_mount_point(
     if is_mount_point(&found) {
         return Err("already a mount point; unmount it first, or name another file".into());
     }
-    match is_used(metadata.dev(), metadata.ino()) {
-        true => Err("a file of the disk's own image; name another file".into()),
-        false => Ok(found),
+    if is_used(metadata.dev(), metadata.ino()) {
+        return Err("a file of the disk's own image; name another file".into());
+    }
+    match metadata.len() {
+        0 => Ok(found),
+        _ => Err(NOT_EMPTY.into()),
     }
 }
 
@@ -269,6 +285,26 @@ mod tests {
         assert!(used.contains("disk's own image"), "{used}");
         let found = check_mount_point(&file, |_, _| false).unwrap();
         assert_eq!(found, file.canonicalize().unwrap());
+        std::fs::write(&file, "data").unwrap();
+        assert_eq!(check(&file), NOT_EMPTY);
+    }
+
+    #[test]
+    fn program_is_not_started_over_data() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "data").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("empty"), &link).unwrap();
+        std::fs::write(dir.path().join("empty"), "").unwrap();
+        for file in [file, link] {
+            let mounting = Mounting {
+                file,
+                read_only: true,
+            };
+            let (_ours, theirs) = UnixStream::pair().unwrap();
+            let error = launch(&mounting, theirs.into()).unwrap_err();
+            assert_eq!(error.to_string(), NOT_EMPTY);
+        }
     }
 
     #[test]
