@@ -78,7 +78,7 @@ impl Load {
     /// Waits until the load has written some blocks on each disk.
     ///
     /// # Panics
-    /// If nothing is written for a minute.
+    /// If too little is written in five minutes.
     pub fn wait_for_writes(&self, guest: &mut Guest) {
         self.wait_for("0", 300, guest);
     }
@@ -86,7 +86,7 @@ impl Load {
     /// Waits until the load has written some more blocks on each disk.
     ///
     /// # Panics
-    /// If nothing is written for a minute.
+    /// If too little is written in five minutes.
     pub fn wait_for_more_writes(&self, guest: &mut Guest) {
         self.wait_for("$(writes)", 20, guest);
     }
@@ -98,17 +98,17 @@ impl Load {
             "writes() {{ set -- $(cat /sys/block/$name/stat); echo $5; }}
             for name in {}; do
                 before={from}
-                for i in $(seq 300); do
+                for i in $(seq 1300); do
                     [ $(writes) -gt $((before + {count})) ] && continue 2
                     sleep 0.2
                 done
                 cat /tmp/load.$name.log
-                echo nothing is written to $name
+                echo too little is written to $name
                 exit 1
             done",
             self.names
         );
-        guest.check(&script, Duration::from_secs(120)).unwrap();
+        guest.check(&script, FINISH).unwrap();
     }
 
     /// Ends the load after its present round, and waits for the end.

@@ -237,10 +237,8 @@ impl Guest {
     /// When the guest does not boot.
     pub fn reboot(&mut self) -> Result<()> {
         let from = self.console.position();
-        self.run(
-            "(sleep 0.2; reboot -f) >/dev/null 2>&1 &",
-            Duration::from_secs(30),
-        )?;
+        // The script never responds, because `reboot` replaces it.
+        self.agent.ask("exec reboot -f", Duration::from_secs(30))?;
         self.wait_ready(from)
     }
 
@@ -249,10 +247,8 @@ impl Guest {
     /// # Errors
     /// When QEMU still runs after a minute, or exited with a failure.
     pub fn power_off(&mut self) -> Result<()> {
-        self.run(
-            "(sleep 0.2; poweroff -f) >/dev/null 2>&1 &",
-            Duration::from_secs(30),
-        )?;
+        // The script never responds, because `poweroff` replaces it.
+        self.agent.ask("exec poweroff -f", Duration::from_secs(30))?;
         let status = self.qemu.wait(Duration::from_secs(60))?;
         if status.success() {
             return Ok(());
