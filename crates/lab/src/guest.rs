@@ -248,7 +248,8 @@ impl Guest {
     /// When QEMU still runs after a minute, or exited with a failure.
     pub fn power_off(&mut self) -> Result<()> {
         // The script never responds, because `poweroff` replaces it.
-        self.agent.ask("exec poweroff -f", Duration::from_secs(30))?;
+        self.agent
+            .ask("exec poweroff -f", Duration::from_secs(30))?;
         let status = self.qemu.wait(Duration::from_secs(60))?;
         if status.success() {
             return Ok(());

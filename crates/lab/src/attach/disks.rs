@@ -2,7 +2,7 @@
 
 use fathom_units::cause;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fathom_run::Disk;
 
@@ -77,6 +77,24 @@ fn in_qemu(pid: u32, device: &Keys, options: &Options, problems: &mut Vec<String
         None => problems.push(format!("{}: its image is unknown", found.disk.name)),
     }
     found
+}
+
+/// A process that serves a vhost-user disk.
+#[derive(Debug)]
+pub(crate) struct ServerOf {
+    pub pid: u32,
+    /// The API socket, if the process is a Fathom server.
+    pub api: Option<PathBuf>,
+}
+
+/// Returns the process that serves the vhost-user disk with this socket to a running QEMU. `None`
+/// if the process is not known.
+pub(crate) fn server_of(qemu: u32, socket: &Path) -> Option<ServerOf> {
+    let pid = sockets::peer_over(qemu, socket.to_str()?, &sockets::all().ok()?)?;
+    let arguments = arguments(pid).ok()?;
+    let is_fathom = arguments.get(1).map(String::as_str) == Some("serve");
+    let api = is_fathom.then(|| api_socket(pid, &arguments)).flatten();
+    Some(ServerOf { pid, api })
 }
 
 /// Returns a disk that another process serves.

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::kvm_host::huge_pages;
+use crate::attach::{ServerOf, server_of};
 use crate::environment;
 use crate::error::{Context, Result};
 use crate::evidence::{self, Watch, Watched};
@@ -12,6 +13,7 @@ use crate::host::Accelerator;
 use crate::machine::Machine;
 use crate::scratch::Scratch;
 use crate::server::{Kind, Served, Server, Spec};
+use crate::tracers::fathom::Api;
 
 /// QEMU's id of the disk under test.
 pub const DISK: &str = "disk";
@@ -30,9 +32,45 @@ pub struct GuestBed {
     pub device: String,
     /// The disk's image on the host, or the directory; empty if the server's image is not known.
     pub image: PathBuf,
+    /// The server of `--disk socket:PATH`, which the lab has not started.
+    outside: Option<Outside>,
     /// Whether the server's threads poll before they sleep.
     polls: bool,
     _dir: Option<Scratch>,
+}
+
+/// A running server that serves the disk.
+#[derive(Debug)]
+struct Outside {
+    pid: u32,
+    socket: PathBuf,
+    /// The API socket, if the server is Fathom and serves the disk there.
+    api: Option<PathBuf>,
+}
+
+impl Outside {
+    /// Finds the server that serves the disk with this socket to a running QEMU.
+    fn find(qemu: u32, socket: &Path) -> Option<Outside> {
+        let ServerOf { pid, api } = server_of(qemu, socket)?;
+        Some(Outside {
+            pid,
+            socket: socket.to_owned(),
+            api: api.filter(|api| Api::connect_to_disk(api, socket).is_ok()),
+        })
+    }
+
+    /// Connects to the API of the disk, if the server is Fathom.
+    fn connect(&self) -> Result<Option<Api>> {
+        let api = self.api.as_ref();
+        api.map(|api| Api::connect_to_disk(api, &self.socket))
+            .transpose()
+    }
+
+    /// Returns the path of the image, if it is known.
+    fn image(&self) -> Option<PathBuf> {
+        let info = self.connect().ok()??.info().ok()?;
+        Some(PathBuf::from(info.disk)).filter(|path| path.is_absolute())
+    }
 }
 
 impl GuestBed {
@@ -53,6 +91,12 @@ impl GuestBed {
         bed.device = bed.guest.device(spec.name)?;
         bed.image = spec.image.to_owned();
         bed.polls = *kind == Kind::Fathom;
+        if let Kind::Socket(path) = kind {
+            bed.outside = Outside::find(bed.guest.pid(), path);
+            let outside = bed.outside.as_ref();
+            bed.polls = outside.is_some_and(|outside| outside.api.is_some());
+            bed.image = outside.and_then(Outside::image).unwrap_or_default();
+        }
         Ok(bed)
     }
 
@@ -86,6 +130,7 @@ impl GuestBed {
             server,
             device: String::new(),
             image: PathBuf::new(),
+            outside: None,
             polls: false,
             _dir: None,
         })
@@ -104,17 +149,30 @@ impl GuestBed {
     pub(super) fn watch(&mut self) -> Watch {
         let polls = self.polls;
         let mut processes = vec![Watched::new(self.guest.pid(), evidence::Kind::Qemu)];
-        if let Some(server) = &mut self.server {
-            processes.push(Watched {
-                polls,
-                ..Watched::new(server.process().pid(), evidence::Kind::Server)
-            });
-        }
+        let own = self.server.as_mut().map(|server| server.process().pid());
+        let server = own.or(self.outside.as_ref().map(|outside| outside.pid));
+        processes.extend(server.map(|pid| Watched {
+            polls,
+            ..Watched::new(pid, evidence::Kind::Server)
+        }));
         Watch {
             processes,
             // `None` if the device is unknown, for example for a file on a network file system.
             device: evidence::device_below(&self.image).unwrap_or_default(),
             ..Watch::default()
+        }
+    }
+
+    /// Returns the API of the disk's server, if that is Fathom.
+    ///
+    /// # Errors
+    /// When the server does not respond.
+    pub(super) fn api(&self) -> Result<Option<Api>> {
+        let own = self.server.as_ref().and_then(|server| server.api());
+        match (own, &self.outside) {
+            (Some(path), _) => Api::connect(path).map(Some),
+            (None, Some(outside)) => outside.connect(),
+            (None, None) => Ok(None),
         }
     }
 

@@ -40,10 +40,7 @@ impl GuestBed {
     /// # Errors
     /// When the script fails, or its output cannot be parsed.
     pub fn measure(&mut self, job: &Job) -> Result<Seen> {
-        let fathom = match self.server.as_ref().and_then(|server| server.api()) {
-            Some(path) => Some(Api::connect(path)?),
-            None => None,
-        };
+        let fathom = self.api()?;
         let before = fathom.as_ref().map(Counts::read).transpose()?;
         let sampler = Sampler::start(self.watch())?;
         let worked = self.work(job);

@@ -17,6 +17,8 @@ pub struct Info {
     pub name: String,
     /// Path of the image, or `memory` or `null`.
     pub disk: String,
+    /// Path of the vhost-user socket, if the disk has one.
+    pub vhost_user: Option<PathBuf>,
     /// Version of the server.
     pub version: String,
     /// `io_uring`, `native` or `threads`.
@@ -91,6 +93,31 @@ impl Api {
             n => Err(Error::Protocol(format!(
                 "{}: it serves {n} disks; one is needed",
                 path.display()
+            ))),
+        }
+    }
+
+    /// Connects to a server's API, and selects the disk with this vhost-user socket.
+    ///
+    /// # Errors
+    /// When no server accepts the connection, or the server has no disk with this socket.
+    pub fn connect_to_disk(path: &Path, vhost_user: &Path) -> Result<Api> {
+        let client = Client::connect(path).map_err(said)?;
+        let Disks { disks } = client.get(&["v1", "disks"]).send().map_err(said)?;
+        let wanted = vhost_user.canonicalize().ok();
+        let mut found = disks.into_iter().map(|shown| shown.state).filter(|info| {
+            let socket = info.vhost_user.as_ref();
+            socket.and_then(|path| path.canonicalize().ok()) == wanted && wanted.is_some()
+        });
+        match found.next() {
+            Some(info) => Ok(Api {
+                client,
+                disk: info.name,
+            }),
+            None => Err(Error::Protocol(format!(
+                "{}: no disk of this server has the socket {}",
+                path.display(),
+                vhost_user.display()
             ))),
         }
     }
