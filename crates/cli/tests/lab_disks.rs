@@ -144,6 +144,29 @@ fn an_export_is_a_guests_disk() {
     drop(served);
 }
 
+/// Boots one guest. The lab has not started the server of its disk.
+#[test]
+fn a_running_server_is_asked_for_its_stages() {
+    let (dir, out) = (short_dir(), short_dir());
+    let socket = as_arg(&dir.path().join("s"));
+    let served = Nbd::start(EXPORT, &["--vhost-user", &socket]);
+    let disk = format!("--disk=socket:{socket}");
+    let args = ["seqread", &disk, "--size=16M", "--runtime=1s"];
+    let (_, cells) = lab(out.path(), &args);
+    let cell = &cells[0];
+    assert!(value(cell, "fathom.total.mean") > 0.0, "{cell:?}");
+    let evidence = cell.evidence.as_ref().unwrap();
+    let is_stage = |name: &str| name.starts_with("fathom: ");
+    let mut layers = evidence.layers.iter();
+    assert!(layers.any(|layer| is_stage(&layer.name)), "{evidence:?}");
+    let mut threads = evidence.threads.iter();
+    assert!(
+        threads.any(|thread| thread.name == "worker 0"),
+        "{evidence:?}"
+    );
+    drop(served);
+}
+
 #[test]
 fn what_storages_would_destroy_or_cannot_use_is_refused() {
     let dir = short_dir();
