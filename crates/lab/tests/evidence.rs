@@ -62,7 +62,8 @@ fn image() -> tempfile::NamedTempFile {
 fn reader(before: &str, image: &Path, size: &str, dir: &Path) -> Process {
     let script = format!(
         "{before}\nexec fio --name=reader --thread --filename={} --readonly --rw=randread \
-         --bs={size} --direct=1 --ioengine=psync --time_based --runtime=1000",
+         --bs={size} --direct=1 --ioengine=psync --time_based --runtime=1000 \
+         --output=/dev/null",
         image.display()
     );
     process(&script, dir)
