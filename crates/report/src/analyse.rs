@@ -231,6 +231,16 @@ impl<'a> Work<'a> {
         if hosts_disk && !survey.host(Kind::BlockRqIssue) && self.run.kind != RunKind::Guest {
             self.say("no requests of the host's block layer were seen: its device is one layer with the rest of the I/O");
         }
+        if let Some(disk) = disk.filter(|disk| hosts_disk && disk.extents.is_empty())
+            && survey.host(Kind::BlockRqIssue)
+        {
+            self.say(format!(
+                "{}: the places of its bytes on the host's device are not known: only I/O that the \
+                 server's own threads issued counts as the disk's, which includes the server's other \
+                 disks on that device",
+                disk.name
+            ));
+        }
         if self.counts.userspace > 0 {
             self.say(format!(
                 "{} kicks went to user space: the disk has no ioeventfd",

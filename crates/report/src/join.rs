@@ -23,6 +23,7 @@ mod requests;
 mod resolve;
 mod server;
 mod serving;
+mod share;
 pub(crate) mod sums;
 pub(crate) mod survey;
 pub(crate) mod way;

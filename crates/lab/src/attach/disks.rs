@@ -41,6 +41,7 @@ pub(super) fn find(pid: u32, options: &Options, problems: &mut Vec<String>) -> R
             disk: disk_of(drive, "virtio-blk"),
             ..Found::default()
         };
+        one.disk.server_pid = Some(pid);
         use_image(pid, &mut one, &image, problems);
         found.push(one);
     }
@@ -142,11 +143,13 @@ fn ask_server(server: u32, found: &mut Found, problems: &mut Vec<String>) {
         if let Some(socket) = &found.api {
             match Api::connect(socket).and_then(|api| api.info()) {
                 Ok(info) => {
+                    let is_moved = info.format == "raw" && !info.is_flat();
                     found.aio = Some(info.engine);
                     found.cache = info.cache;
                     let image = Image {
+                        is_moved,
                         file: Some(info.disk),
-                        format: "raw".into(),
+                        format: info.format,
                         ..Image::default()
                     };
                     return use_image(server, found, &image, problems);
@@ -223,10 +226,14 @@ fn use_image(pid: u32, found: &mut Found, image: &Image, problems: &mut Vec<Stri
     }
     let path = path_of(pid, file);
     found.disk.image = Some(path.clone());
-    if !matches!(image.format.as_str(), "raw" | "host_device" | "") {
+    if !image.is_flat() {
+        let format = match image.format.as_str() {
+            "" => "an unknown format",
+            format => format,
+        };
         problems.push(format!(
-            "{name}: a {} image's clusters are not followed to the host's device",
-            image.format
+            "{name}: the bytes of its image ({format}) are not those of the disk, and are not \
+             followed to the host's device"
         ));
     }
     match image::locate(&path) {
@@ -238,7 +245,8 @@ fn use_image(pid: u32, found: &mut Found, image: &Image, problems: &mut Vec<Stri
                     .map(|line| format!("{name}: {line}")),
             );
             found.disk.host = located.device.clone();
-            if image.format == "raw" || image.format == "host_device" {
+            found.is_flat = image.is_flat();
+            if found.is_flat {
                 found.disk.extents = located.extents.clone();
             }
             found.located = located;

@@ -68,6 +68,9 @@ pub struct Found {
     pub api: Option<PathBuf>,
     /// Location of the image on the host's block devices.
     pub located: Located,
+    /// Whether each byte of the disk is the byte of the image at the same offset, so that the
+    /// disk's extents are the image's.
+    pub is_flat: bool,
     /// `threads`, `native` or `io_uring`, if it is known.
     pub aio: Option<String>,
     /// QEMU's cache mode (`none`, `writeback`, ...), if it is known.
@@ -90,7 +93,6 @@ impl Qemu {
         let parsed = options::parse(&arguments);
         let mut qemu = Qemu {
             pid,
-            threads: threads_of(pid),
             accelerator: process::accelerator(pid, &parsed),
             version: process::qemu_version(pid),
             ..Qemu::default()
@@ -100,11 +102,27 @@ impl Qemu {
             let asked = monitor::ask(socket, &mut qemu);
             asked.unwrap_or_else(|error| qemu.problems.push(format!("QMP: {}", cause(error))));
         }
-        let servers: Vec<u32> = qemu.servers();
-        for server in servers {
-            qemu.threads.extend(server_threads(server));
-        }
+        qemu.look_at_threads();
         Ok(qemu)
+    }
+
+    /// Updates the list of threads of QEMU and of its disks' servers. Pools start threads when they
+    /// have work.
+    ///
+    /// Threads that have ended since are kept, and so are the known roles of the others.
+    pub fn look_at_threads(&mut self) {
+        let mut now = threads_of(self.pid);
+        for server in self.servers() {
+            now.extend(server_threads(server));
+        }
+        for new in now.iter_mut().filter(|new| new.role == Role::Other) {
+            if let Some(old) = self.threads.iter().find(|old| old.tid == new.tid) {
+                new.role = old.role;
+            }
+        }
+        self.threads
+            .retain(|old| now.iter().all(|new| new.tid != old.tid));
+        self.threads.append(&mut now);
     }
 
     /// Returns the processes that serve QEMU's disks, without QEMU itself.

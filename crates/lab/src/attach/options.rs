@@ -26,6 +26,15 @@ pub(super) struct Image {
     pub format: String,
     pub aio: Option<String>,
     pub cache: Option<String>,
+    /// The disk starts elsewhere in the file, or changes go to another file.
+    pub is_moved: bool,
+}
+
+impl Image {
+    /// Returns whether each byte of the disk is the byte of the file at the same offset.
+    pub fn is_flat(&self) -> bool {
+        matches!(self.format.as_str(), "raw" | "host_device") && !self.is_moved
+    }
 }
 
 /// Maximum number of links between block nodes to follow, which also ends a cycle.
@@ -152,6 +161,7 @@ impl Options {
                 let nested = keys.get(&format!("file.{name}"));
                 keys.get(name).or(nested).cloned()
             };
+            image.is_moved |= is_moved(keys);
             image.aio = image.aio.or(either("aio"));
             image.cache =
                 image
@@ -187,7 +197,14 @@ pub(super) fn image_of_drive(keys: &Keys) -> Image {
             .unwrap_or_default(),
         aio: keys.get("aio").cloned(),
         cache: keys.get("cache").cloned(),
+        is_moved: is_moved(keys),
     }
+}
+
+/// Returns whether a raw node starts at an offset, or writes to a temporary file.
+fn is_moved(keys: &Keys) -> bool {
+    let offset = keys.get("offset").or(keys.get("file.offset"));
+    offset.is_some_and(|offset| offset != "0") || is(keys, "snapshot", "on")
 }
 
 pub(super) fn is(keys: &Keys, key: &str, value: &str) -> bool {
@@ -261,6 +278,27 @@ mod tests {
         // A cycle of nodes ends.
         let circle = ["q", "-blockdev", "driver=raw,node-name=a,file=a"];
         assert_eq!(parsed(&circle).image("a").unwrap().file, None);
+    }
+
+    /// Only such images have a place on the host's device for each byte of the disk.
+    #[test]
+    fn only_a_raw_image_as_a_whole_is_flat() {
+        let drive = |keys: &str| image_of_drive(&super::keys(keys, "file")).is_flat();
+        assert!(drive("/x,format=raw") && drive("/dev/x,format=host_device,offset=0"));
+        for other in [
+            "/x",
+            "/x,format=qcow2",
+            "/x,format=luks",
+            "/x,format=raw,offset=1048576",
+            "/x,format=raw,snapshot=on",
+        ] {
+            assert!(!drive(other), "{other}");
+        }
+        let node = |keys: &str| parsed(&["q", "-blockdev", keys]).image("n").unwrap();
+        let file = "node-name=n,file.driver=file,file.filename=/z";
+        assert!(node(&format!("driver=raw,{file}")).is_flat());
+        assert!(!node(&format!("driver=raw,offset=512,{file}")).is_flat());
+        assert!(!node(&format!("driver=luks,{file}")).is_flat());
     }
 
     #[test]

@@ -60,6 +60,7 @@ pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
         if let Some(round) = window.run(options, &mut problems)? {
             rounds.push(round);
         }
+        qemu.look_at_threads();
         if options.stop.load(Ordering::Relaxed) {
             break;
         }

@@ -112,7 +112,8 @@ pub(crate) fn of_host(
         trips: Vec::new(),
     };
     let by_record = survey.host(Kind::FathomRequest);
-    let by_block = !by_record && host.blocks.is_watched();
+    // Keys of the device's bytes match no request of the guest.
+    let by_block = !by_record && host.blocks.is_watched() && host.blocks.is_placed();
     let mut events = 0;
     while let Some(seen) = merged.next()
         && host.trips.len() < MOST

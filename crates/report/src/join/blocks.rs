@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use fathom_run::{Event, Extent, Kind, Run};
 use smallvec::SmallVec;
 
+use super::share::Share;
 use super::survey::Survey;
 use super::way::{Class, Key};
 use super::window::Window;
@@ -18,20 +19,6 @@ struct HostRq {
     complete: Option<i64>,
     tid: u32,
     claimed: bool,
-}
-
-impl HostRq {
-    /// Returns the key in bytes of the image, given the extents in order of their physical offset.
-    /// Without extents, the key stays in bytes of the device.
-    fn image_key(&self, placed: &[Extent]) -> Key {
-        let after = placed.partition_point(|extent| extent.physical <= self.key.offset);
-        let extent = after.checked_sub(1).and_then(|i| placed.get(i));
-        let offset = extent.map_or(self.key.offset, |extent| {
-            let inside = self.key.offset - extent.physical;
-            extent.offset.saturating_add(inside)
-        });
-        Key { offset, ..self.key }
-    }
 }
 
 /// The work of the host's block layer for one request.
@@ -64,11 +51,10 @@ impl Below {
 /// The host's requests to the image's device.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    dev: Option<u64>,
+    share: Share,
     traced: bool,
-    /// The extents by offset in the image, then the same extents by offset on the device.
+    /// The extents in order of their offset in the image.
     extents: Vec<Extent>,
-    placed: Vec<Extent>,
     rqs: Window<HostRq>,
     starts: BTreeMap<u64, SmallVec<[u64; 1]>>,
     longest: u64,
@@ -82,16 +68,12 @@ type Ranges = SmallVec<[(u64, u64); 2]>;
 
 impl Blocks {
     pub(crate) fn new(run: &Run, survey: &Survey) -> Blocks {
-        let disk = run.disk();
-        let mut extents = disk.map_or(Vec::new(), |disk| disk.extents.clone());
-        let mut placed = extents.clone();
+        let mut extents = run.disk().map_or(Vec::new(), |disk| disk.extents.clone());
         extents.sort_by_key(|extent| extent.offset);
-        placed.sort_by_key(|extent| extent.physical);
         Blocks {
-            dev: disk.and_then(|disk| Some(disk.host.as_ref()?.dev)),
+            share: Share::of(run),
             traced: survey.host(Kind::BlockRqIssue),
             extents,
-            placed,
             rqs: Window::default(),
             starts: BTreeMap::new(),
             longest: 0,
@@ -102,7 +84,12 @@ impl Blocks {
 
     /// Returns whether the image's host requests can be seen.
     pub(crate) fn is_watched(&self) -> bool {
-        self.traced && self.dev.is_some()
+        self.traced && self.share.is_known()
+    }
+
+    /// Returns whether the keys of the image's host requests are known in bytes of the image.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.share.is_placed()
     }
 
     /// Returns the request that the last event completed: its key in the image, its issue time and
@@ -114,12 +101,11 @@ impl Blocks {
     /// Processes an event. Returns false if the event completes a request of the image that was
     /// never issued.
     pub(crate) fn event(&mut self, at: i64, event: &Event) -> bool {
-        if Some(event.args[0]) != self.dev {
+        let Some(key) = self.share.key(event) else {
             return true;
-        }
-        let key = Key::sectors(event.args[3], event.args[1], event.args[2]);
+        };
         match event.kind {
-            Kind::BlockRqIssue if self.is_of_image(&key) => {
+            Kind::BlockRqIssue if self.share.holds(&key, event.tid) => {
                 let id = self.rqs.push(HostRq {
                     key,
                     issue: at,
@@ -134,7 +120,7 @@ impl Blocks {
             Kind::BlockRqComplete => {
                 self.completed = None;
                 let Some(ids) = self.in_flight.get_mut(&key) else {
-                    return self.placed.is_empty() || !self.is_of_image(&key);
+                    return self.share.contains(&key) != Some(true);
                 };
                 let id = ids.remove(0);
                 if ids.is_empty() {
@@ -142,7 +128,7 @@ impl Blocks {
                 }
                 if let Some(rq) = self.rqs.get_mut(id) {
                     rq.complete = Some(at);
-                    self.completed = Some((rq.image_key(&self.placed), rq.issue, rq.tid));
+                    self.completed = Some((self.share.image_key(rq.key), rq.issue, rq.tid));
                 }
             }
             _ => {}
@@ -150,13 +136,11 @@ impl Blocks {
         true
     }
 
-    fn is_of_image(&self, key: &Key) -> bool {
-        if self.placed.is_empty() || key.class == Class::Flush {
-            return true;
-        }
-        let after = self.placed.partition_point(|e| e.physical < key.end());
-        let last = after.checked_sub(1).and_then(|i| self.placed.get(i));
-        last.is_some_and(|e| e.physical.saturating_add(e.length) > key.offset)
+    /// Returns the issue times of requests that have not completed and were not followed.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = i64> + '_ {
+        let rqs = self.in_flight.values().flatten();
+        let rqs = rqs.filter_map(|&id| self.rqs.get(id));
+        rqs.filter(|rq| !rq.claimed).map(|rq| rq.issue)
     }
 
     /// Returns the ranges of the device that hold the image's bytes; holes have none.
@@ -181,20 +165,13 @@ impl Blocks {
         ranges
     }
 
-    /// Returns what the host did for a request between `from` and `to`. `is_server` recognises the
-    /// server's threads, for requests that byte ranges do not identify.
-    pub(crate) fn below(
-        &mut self,
-        key: &Key,
-        from: i64,
-        to: i64,
-        is_server: impl Fn(u32) -> Option<bool>,
-    ) -> Below {
+    /// Returns what the host did for a request between `from` and `to`.
+    pub(crate) fn below(&mut self, key: &Key, from: i64, to: i64) -> Below {
         if !self.is_watched() {
             return Below::nothing(HostClass::Unknown);
         }
         if self.extents.is_empty() || key.class == Class::Flush {
-            return self.by_thread(key, from, to, is_server);
+            return self.by_order(key, from, to);
         }
         let ranges = self.ranges(key);
         let (mut ids, ambiguous) = self.overlapping(key.class, &ranges, from, to);
@@ -295,33 +272,29 @@ impl Blocks {
         })
     }
 
-    /// Identifies the host request by thread and order, where its place on the device does not.
-    fn by_thread(
-        &mut self,
-        key: &Key,
-        from: i64,
-        to: i64,
-        is_server: impl Fn(u32) -> Option<bool>,
-    ) -> Below {
+    /// Identifies the host request by its length and order, where its place on the device does not.
+    fn by_order(&mut self, key: &Key, from: i64, to: i64) -> Below {
         let fits = |rq: &HostRq| {
             rq.key.class == key.class
                 && rq.key.length == key.length
                 && rq.issue >= from
                 && rq.complete.is_some_and(|complete| complete <= to)
-                && !rq.claimed
-                && is_server(rq.tid) != Some(false)
         };
-        let mut fitting = self.rqs.iter().filter(|(_, rq)| fits(rq));
-        let Some((id, _)) = fitting.next() else {
+        let fitting = self.rqs.iter().filter(|(_, rq)| fits(rq));
+        // A host request that another request has claimed may still be this one's.
+        let (mut count, mut first) = (0, None);
+        for (id, rq) in fitting {
+            count += 1;
+            first = first.or((!rq.claimed).then_some(id));
+        }
+        let Some(id) = first else {
             // A file system may complete a flush without the device; a read could not be located.
             return Below::nothing(HostClass::Unknown);
         };
-        let ambiguous = fitting.next().is_some();
-        drop(fitting);
         if let Some(rq) = self.rqs.get_mut(id) {
             rq.claimed = true;
         }
-        self.summed(&[id], HostClass::Direct, ambiguous)
+        self.summed(&[id], HostClass::Direct, count > 1)
     }
 
     /// Drops requests that were issued before `at`.

@@ -179,12 +179,7 @@ impl Joiner<'_> {
                 None => way.incomplete |= self.probes.doorbell,
             }
         }
-        let kvm = &self.kvm;
-        let below = self
-            .blocks
-            .below(&record.key, record.device, record.result, |tid| {
-                kvm.is_server(tid)
-            });
+        let below = self.blocks.below(&record.key, record.device, record.result);
         way.set_below(&below);
         let is_whole = self.cross(&mut way, record);
         let sent = self.sent_for(record, i64::MAX / 2);

@@ -74,10 +74,7 @@ impl Joiner<'_> {
         let queue = record.map(|record| record.queue).or(rq.queue);
         self.deliver(&mut way, rq, record.as_ref());
         let (from, to) = record.map_or(around, |record| (record.device, record.result));
-        let kvm = &self.kvm;
-        let below = self
-            .blocks
-            .below(&rq.key, from, to, |tid| kvm.is_server(tid));
+        let below = self.blocks.below(&rq.key, from, to);
         way.set_below(&below);
         match record {
             Some(record) => {

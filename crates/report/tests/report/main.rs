@@ -7,6 +7,7 @@ mod cells_confirm;
 mod cells_html;
 mod cells_ranking;
 mod damage;
+mod device;
 mod docs;
 mod html;
 mod html_layers;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use fathom_run::{Benchmark, Role};
+use fathom_run::Benchmark;
 
 use super::options::{Options, Place, Transport};
 use crate::attach;
@@ -79,24 +79,6 @@ impl Bed {
     pub fn server_pid(&mut self) -> Result<u32> {
         let server = self.found()?.disk.server_pid;
         Ok(server.unwrap_or(self.attached.pid))
-    }
-
-    /// Updates the list of threads of QEMU and the disk's server.
-    ///
-    /// Threads that have ended since are kept, and so are the known roles of the others.
-    pub fn look_at_threads(&mut self) {
-        let mut now = attach::threads_of(self.attached.pid);
-        for server in self.attached.servers() {
-            now.extend(attach::server_threads(server));
-        }
-        let known = &mut self.attached.threads;
-        for new in now.iter_mut().filter(|new| new.role == Role::Other) {
-            if let Some(old) = known.iter().find(|old| old.tid == new.tid) {
-                new.role = old.role;
-            }
-        }
-        known.retain(|old| now.iter().all(|new| new.tid != old.tid));
-        known.append(&mut now);
     }
 
     /// Returns the same benchmark for the image itself, without a guest.

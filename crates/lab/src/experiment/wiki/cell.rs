@@ -217,8 +217,6 @@ fn describe(bed: &mut Bed, run: &mut Run) -> Result<()> {
     let found = bed.found()?;
     let mut disk = Disk {
         under_test: true,
-        host: found.located.device.clone(),
-        extents: found.located.extents.clone(),
         ..found.disk.clone()
     };
     // Values that the guest has reported about the disk are kept.

@@ -75,7 +75,7 @@ pub(super) fn in_guest(
 ) -> Result<Outcome> {
     let folder = dir.join(&plan.name);
     fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
-    bed.look_at_threads();
+    bed.attached.look_at_threads();
     let mut window = Window::new(bed, options, plan.watch)?;
     let qemu = qemu(bed, options, plan.watch, &folder)?;
     let guest = &mut bed.vm.guest;
@@ -106,7 +106,7 @@ pub(super) fn in_guest(
             _ => collector::NAME.into(),
         });
     }
-    bed.look_at_threads();
+    bed.attached.look_at_threads();
     if plan.watch == Watch::Syscalls {
         // Processes must still run: symbols are found by their mapped files.
         let threads = &bed.attached.threads;

@@ -19,6 +19,11 @@ pub struct Info {
     pub disk: String,
     /// Path of the vhost-user socket, if the disk has one.
     pub vhost_user: Option<PathBuf>,
+    /// Format of the image: `raw`, `qcow2`, ...
+    pub format: String,
+    /// Start of the disk in a raw image, in bytes, as the disk's options have it.
+    #[serde(skip)]
+    offset: u64,
     /// Version of the server.
     pub version: String,
     /// `io_uring`, `native` or `threads`.
@@ -53,6 +58,13 @@ impl Info {
         let names = self.filters.iter().map(|filter| filter.name.clone());
         names.collect()
     }
+
+    /// Returns whether each byte of the disk is the byte of the image at the same offset.
+    pub fn is_flat(&self) -> bool {
+        // This filter writes to an overlay.
+        let has_overlay = self.filters.iter().any(|filter| filter.name == "cow");
+        self.format == "raw" && self.offset == 0 && !has_overlay
+    }
 }
 
 /// A disk on a server.
@@ -65,6 +77,24 @@ pub struct Api {
 #[derive(Deserialize)]
 struct Shown {
     state: Info,
+    #[serde(default)]
+    options: DiskOptions,
+}
+
+/// The options of a disk, limited to those that tracers need.
+#[derive(Default, Deserialize)]
+struct DiskOptions {
+    #[serde(default)]
+    offset: u64,
+}
+
+impl Shown {
+    fn info(self) -> Info {
+        Info {
+            offset: self.options.offset,
+            ..self.state
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -128,7 +158,7 @@ impl Api {
     /// When the server does not respond.
     pub fn info(&self) -> Result<Info> {
         let shown: Shown = self.client.get(&self.place()[..3]).send().map_err(said)?;
-        Ok(shown.state)
+        Ok(shown.info())
     }
 
     /// Returns the disk's times by operation and stage, as `fathom stats --json` prints them.
@@ -166,4 +196,25 @@ impl Api {
 
 fn said(error: ClientError) -> Error {
     Error::Protocol(format!("fathom serve: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_raw_image_from_its_start_is_flat() {
+        let filtered = |format: &str, options: Value, filter: &str| {
+            let state = json!({"pid": 1, "name": "a", "disk": "/a", "format": format, "version": "1",
+                "engine": "threads", "cache": null, "trace": null, "workers": [],
+                "filters": [{"name": filter}]});
+            let shown = json!({"state": state, "options": options});
+            serde_json::from_value::<Shown>(shown).unwrap().info()
+        };
+        let shown = |format, options| filtered(format, options, "delay");
+        assert!(shown("raw", json!({})).is_flat());
+        assert!(!filtered("raw", json!({}), "cow").is_flat());
+        assert!(!shown("raw", json!({"offset": 1_048_576})).is_flat());
+        assert!(!shown("qcow2", json!({})).is_flat());
+    }
 }
