@@ -317,6 +317,15 @@ impl Kvm {
         (exit, self.interrupt_from(None, done).map(|irq| irq.at))
     }
 
+    /// Returns the number of a queue's doorbells after `from` and up to `to`.
+    pub(crate) fn doorbells_within(&self, queue: Option<u16>, from: i64, to: i64) -> usize {
+        let doorbells = self.doorbells.iter().rev().map(|(_, doorbell)| doorbell);
+        doorbells
+            .take_while(|doorbell| doorbell.at() > from)
+            .filter(|doorbell| doorbell.at() <= to && compatible(doorbell.queue, queue))
+            .count()
+    }
+
     /// Returns the time of the newest doorbell.
     pub(crate) fn newest_kick(&self) -> Option<i64> {
         self.doorbells.newest().map(|(_, doorbell)| doorbell.at())

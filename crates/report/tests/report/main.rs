@@ -9,6 +9,7 @@ mod cells_ranking;
 mod damage;
 mod device;
 mod docs;
+mod host_alone;
 mod html;
 mod html_layers;
 mod join;

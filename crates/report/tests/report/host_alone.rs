@@ -1,0 +1,127 @@
+//! Runs of the host alone: kicks and interrupts that several requests could have, and requests
+//! that are in flight when the recording ends.
+
+use crate::support::sim::Plan;
+use crate::support::{Simulated, Watches};
+use fathom_report::analysis::{Analysis, Joined, Point};
+use fathom_run::{Event, Kind, RunKind};
+
+/// Returns a run of the host with these streams.
+fn host(plan: Plan, streams: &[&str]) -> Simulated {
+    let mut simulated = Simulated::new(plan, Watches::default());
+    for name in ["bench", "guest", "kvm", "block", "fathom"] {
+        if !streams.contains(&name) {
+            simulated.without(name);
+        }
+    }
+    simulated.run.kind = RunKind::Host;
+    simulated
+}
+
+fn plan(seed: u64, depth: u64) -> Plan {
+    Plan {
+        splits: 0,
+        cached: 0,
+        ..Plan::new(seed, depth, 500)
+    }
+}
+
+fn at(joined: &Joined, point: Point) -> Option<i64> {
+    let found = joined.points.iter().find(|(p, _)| *p == point);
+    found.map(|&(_, at)| at + joined.start)
+}
+
+/// Writes the run without the events of its streams that `is_left_out` accepts.
+fn write_without(simulated: &mut Simulated, is_left_out: impl Fn(&Event) -> bool) {
+    for (i, (_, _, events)) in simulated.files.iter_mut().enumerate() {
+        events.retain(|event| !is_left_out(event));
+        simulated.run.rounds[0].streams[i].events = events.len() as u64;
+    }
+    simulated.rewrite();
+}
+
+fn said(analysis: &Analysis, words: &str) -> bool {
+    analysis.problems.iter().any(|line| line.contains(words))
+}
+
+/// Without records of the server, only a request that is alone has a certain kick and interrupt.
+#[test]
+fn kicks_of_several_requests_are_ambiguous() {
+    for depth in [1, 16] {
+        let simulated = host(plan(41, depth), &["kvm", "block"]);
+        simulated.rewrite();
+        let exact = simulated.analyse().exact.unwrap();
+        assert_eq!(exact.truth.joined, 500);
+        let mut wrong = 0;
+        for joined in &exact.slowest {
+            let of = |truth: &[(Point, i64)], point| {
+                let found = truth.iter().find(|(p, _)| *p == point);
+                found.map(|&(_, at)| at)
+            };
+            let issue = at(joined, Point::HostIssue);
+            let mut truths = simulated.truths.iter();
+            let truth = truths.find(|truth| of(&truth.points, Point::HostIssue) == issue);
+            let truth = &truth.unwrap().points;
+            let differs = |point| at(joined, point) != of(truth, point);
+            wrong += u64::from(differs(Point::Signal) || differs(Point::Interrupt));
+        }
+        assert!(wrong <= exact.truth.ambiguous, "{wrong}: {:?}", exact.truth);
+        assert_eq!(
+            (wrong > 0, exact.truth.ambiguous > 0),
+            (depth > 1, depth > 1)
+        );
+    }
+}
+
+#[test]
+fn kicks_alone_are_ambiguous_if_several_precede_an_interrupt() {
+    for (depth, vcpus) in [(1, 1), (16, 4)] {
+        let mut simulated = host(
+            Plan {
+                vcpus,
+                ..plan(42, depth)
+            },
+            &["kvm"],
+        );
+        simulated.run.disks[0].host = None;
+        simulated.rewrite();
+        let exact = simulated.analyse().exact.unwrap();
+        assert_eq!(exact.truth.ambiguous > 0, depth > 1, "{:?}", exact.truth);
+        assert_eq!(exact.truth.unmatched, 0, "{:?}", exact.truth);
+    }
+}
+
+/// The server's records show the wake of a request, which two kicks may have caused.
+#[test]
+fn two_kicks_before_one_wake_are_ambiguous() {
+    let mut simulated = host(plan(43, 1), &["kvm", "fathom"]);
+    simulated.rewrite();
+    assert_eq!(simulated.analyse().exact.unwrap().truth.ambiguous, 0);
+    // Each kick comes twice within 50 ns.
+    let again: Vec<Event> = simulated
+        .file("kvm")
+        .iter()
+        .filter(|event| event.kind == Kind::KvmMmio)
+        .flat_map(|event| {
+            let exit = Event {
+                time: event.time - 150,
+                ..Event::new(0, Kind::KvmExit, 0, event.tid + 50, &[0x400, 2, 0, 1])
+            };
+            let ring = Event {
+                time: event.time - 148,
+                tid: event.tid + 50,
+                ..*event
+            };
+            [exit, ring]
+        })
+        .collect();
+    let file = simulated.file("kvm");
+    file.extend(again);
+    file.sort_by_key(|event| event.time);
+    let mut second = simulated.run.threads.last().unwrap().clone();
+    (second.tid, second.vcpu) = (second.tid + 50, Some(1));
+    simulated.run.threads.push(second);
+    write_without(&mut simulated, |_| false);
+    let truth = simulated.analyse().exact.unwrap().truth;
+    assert_eq!((truth.joined, truth.ambiguous), (500, 500));
+}
