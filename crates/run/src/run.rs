@@ -145,6 +145,9 @@ pub struct Disk {
     pub kick_eventfds: Vec<u64>,
     /// eventfd-ids of the calls, with which the server notifies the guest.
     pub call_eventfds: Vec<u64>,
+    /// Whether places in these two lists are no numbers of queues, because some queues were idle.
+    #[serde(default)]
+    pub queues_unknown: bool,
     /// Guest-physical doorbell addresses, by queue.
     pub doorbells: Vec<u64>,
     /// (address, data) of the queues' MSI-X messages, by queue.

@@ -144,6 +144,7 @@ fn ask_server(server: u32, found: &mut Found, problems: &mut Vec<String>) {
             match Api::connect(socket).and_then(|api| api.info()) {
                 Ok(info) => {
                     let is_moved = info.format == "raw" && !info.is_flat();
+                    found.queues = Some(info.queues_running).filter(|&queues| queues > 0);
                     found.aio = Some(info.engine);
                     found.cache = info.cache;
                     let image = Image {
@@ -165,6 +166,8 @@ fn ask_server(server: u32, found: &mut Found, problems: &mut Vec<String>) {
             let path = path.map(|path| path_of(server, path));
             path.is_some() && path == found.socket
         });
+        let queues = export.as_ref().map(|keys| keys.get("num-queues"));
+        found.queues = queues.and_then(|queues| queues.map_or(Some(1), |text| text.parse().ok()));
         let node = export.and_then(|keys| keys.get("node-name").cloned());
         if let Some(image) = node.and_then(|node| parsed.image(&node)) {
             return use_image(server, found, &image, problems);

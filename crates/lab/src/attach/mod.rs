@@ -60,6 +60,8 @@ pub struct Found {
     /// [`Found::classify`] finds the kicks among them by their use, and [`Found::called`] the
     /// calls.
     pub eventfds: Vec<u64>,
+    /// Number of the disk's queues that run. `None` if it is not known.
+    pub queues: Option<usize>,
     /// Pairs of (file descriptor in the server, id) of these eventfds.
     pub server_fds: Vec<(u64, u64)>,
     /// The vhost-user socket between QEMU and the server.
@@ -183,7 +185,25 @@ impl Found {
             self.disk.identified_by = Some("eventfd-id".into());
         }
         // QEMU creates a device's eventfds in the order of its queues, so the ids have that order.
+        // Without the kicks of idle queues, the places of the others are not their numbers.
+        self.disk.queues_unknown = !kicks.is_empty() && self.queues != Some(kicks.len());
         self.disk.kick_eventfds = kicks.into_iter().collect();
+    }
+
+    /// Returns why the queues of the disk's kicks are not known, or `None` if they are known.
+    pub fn queue_problem(&self) -> Option<String> {
+        let queues = match self.queues {
+            Some(queues) => queues.to_string(),
+            None => "an unknown number".into(),
+        };
+        self.disk.queues_unknown.then(|| {
+            format!(
+                "{}: kicks of {} queues of {queues} were seen: the queue of each kick and interrupt \
+                 is not known",
+                self.disk.name,
+                self.disk.kick_eventfds.len()
+            )
+        })
     }
 
     /// Stores the disk's calls: the eventfds that the server shares with QEMU, has written to, and
@@ -206,7 +226,10 @@ impl Found {
         let calls: BTreeSet<u64> = ids
             .filter(|id| !self.disk.kick_eventfds.contains(id))
             .collect();
-        self.disk.call_eventfds = calls.into_iter().collect();
+        let is_whole = calls.len() == self.disk.kick_eventfds.len();
+        if is_whole || self.disk.queues_unknown {
+            self.disk.call_eventfds = calls.into_iter().collect();
+        }
     }
 }
 
@@ -234,6 +257,7 @@ mod tests {
         let mut found = Found {
             eventfds: vec![40, 41, 42],
             server_fds: vec![(5, 40), (6, 41), (7, 42)],
+            queues: Some(1),
             ..Found::default()
         };
         found.disk.server_pid = Some(9);
@@ -244,9 +268,32 @@ mod tests {
         assert_eq!(found.disk.kick_eventfds, [41]);
         assert_eq!(found.disk.call_eventfds, [42]);
         assert_eq!(found.disk.identified_by.as_deref(), Some("eventfd-id"));
+        assert_eq!(found.queue_problem(), None);
         let mut other = Found::default();
         other.classify(&threads, [(41, 2)].into_iter());
         assert_eq!(other.disk.identified_by, None);
+    }
+
+    /// Queue 0 of two is idle: the only kick that is seen is queue 1's.
+    #[test]
+    fn idle_queues_leave_the_numbers_of_the_others_open() {
+        let threads = [thread(1, 2, Role::Vcpu), thread(9, 9, Role::Io)];
+        for queues in [Some(2), None] {
+            let mut found = Found {
+                eventfds: vec![40, 41, 42, 43],
+                server_fds: vec![(5, 40), (6, 41), (7, 42), (8, 43)],
+                queues,
+                ..Found::default()
+            };
+            found.disk.server_pid = Some(9);
+            found.classify(&threads, [(41, 2)].into_iter());
+            assert!(found.disk.queues_unknown && found.queue_problem().is_some());
+            found.classify(&threads, [(41, 2), (40, 2)].into_iter());
+            assert_eq!(found.disk.queues_unknown, queues.is_none());
+            // Only one of two calls was seen.
+            found.called(&threads, [(8, 9)].into_iter());
+            assert_eq!(found.disk.call_eventfds.is_empty(), queues.is_some());
+        }
     }
 
     #[test]

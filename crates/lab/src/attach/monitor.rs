@@ -105,18 +105,24 @@ fn describe(qmp: &mut Qmp, device: &Value, found: &mut Found) -> Result<()> {
         found.disk.identified_by.get_or_insert("qmp".into());
     }
     if let Some(bar) = bar(device, MSIX_BAR, "memory") {
+        let mut messages = Vec::new();
         for queue in 0..queues {
             // The first message is for configuration changes.
             let entry = bar + (1 + queue) * MSIX_ENTRY;
             let command = json!({"command-line": format!("xp /4wx {entry:#x}")});
             let answer = qmp.execute("human-monitor-command", command)?;
-            found
-                .disk
-                .msi
-                .extend(message(answer.as_str().unwrap_or_default()));
+            messages.push(message(answer.as_str().unwrap_or_default()));
         }
+        found.disk.msi = by_queue(&messages);
     }
     Ok(())
+}
+
+/// Returns the messages by queue. A queue without a message has zeroes, which no message has.
+fn by_queue(messages: &[Option<(u64, u64)>]) -> Vec<(u64, u64)> {
+    let known = messages.iter().rposition(Option::is_some);
+    let known = &messages[..known.map_or(0, |last| last + 1)];
+    known.iter().map(|one| one.unwrap_or_default()).collect()
 }
 
 /// Returns the guest-physical address or port of a BAR. Returns `None` if the BAR has another type
@@ -153,6 +159,14 @@ mod tests {
         assert_eq!(message(text), Some((0xfee0_1004, 0x22)));
         assert_eq!(message(&text.replace("00000000\r", "00000001\r")), None);
         assert_eq!(message("Cannot access memory"), None);
+    }
+
+    #[test]
+    fn a_queue_without_a_message_keeps_its_place() {
+        let (first, third) = ((1, 2), (1, 4));
+        let messages = [Some(first), None, Some(third), None];
+        assert_eq!(by_queue(&messages), [first, (0, 0), third]);
+        assert_eq!(by_queue(&[None, None]), []);
     }
 
     #[test]

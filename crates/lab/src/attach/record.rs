@@ -165,6 +165,7 @@ fn identify(qemu: &mut Qemu, chosen: usize, output: &Path, problems: &mut Vec<St
             .filter(|event| event.kind == Kind::EventfdSignal);
         let signals = signals.map(|event| (event.args[0], event.tid));
         found.classify(&qemu.threads, signals);
+        problems.extend(found.queue_problem());
     }
     let mut deeds = io_calls::Deeds::default();
     for (round, name) in [

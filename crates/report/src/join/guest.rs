@@ -69,6 +69,8 @@ impl Guest {
                 .max(disk.doorbells.len())
                 .max(disk.kick_eventfds.len())
         });
+        let has_others = disk
+            .is_some_and(|disk| disk.queues_unknown && vqs.is_empty() && disk.doorbells.is_empty());
         Guest {
             probes: Probes {
                 benchmark: survey.guest(Kind::BenchOperation),
@@ -77,7 +79,7 @@ impl Guest {
             },
             dev: survey.guest_dev,
             vqs,
-            one_queue: queues <= 1,
+            one_queue: queues <= 1 && !has_others,
             irqs,
             units: Window::default(),
             rqs: Window::default(),

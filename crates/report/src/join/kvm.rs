@@ -24,6 +24,8 @@ pub(crate) struct Kvm {
     doorbell_gpas: Vec<u64>,
     kick_eventfds: Vec<u64>,
     call_eventfds: Vec<u64>,
+    /// Places in these two lists are no numbers of queues.
+    queues_unknown: bool,
     msi: Vec<(u64, u64)>,
     /// The IO-APIC's pins to which the disk's legacy interrupts (INTx) are wired.
     gsis: Vec<u64>,
@@ -43,7 +45,8 @@ pub(crate) struct Kvm {
     pub(crate) interrupts: VecDeque<Interrupt>,
     /// Windows (entry, exit) in the guest, by vCPU.
     windows: HashMap<u32, VecDeque<(i64, Option<i64>)>>,
-    called: HashMap<u32, u16>,
+    /// The queue of the call that a thread signalled last, by thread.
+    called: HashMap<u32, Option<u16>>,
     /// (thread, time) of vCPUs that resumed after they had slept.
     woken: VecDeque<(u32, i64)>,
     pub(crate) userspace: u64,
@@ -83,6 +86,7 @@ impl Kvm {
             doorbell_gpas: disk.doorbells.clone(),
             kick_eventfds: disk.kick_eventfds.clone(),
             call_eventfds: disk.call_eventfds.clone(),
+            queues_unknown: disk.queues_unknown,
             msi: disk.msi.clone(),
             gsis: pins(disk),
             servers: servers.map(|thread| thread.tid).collect(),
@@ -213,6 +217,7 @@ impl Kvm {
         if let Some(doorbell) = open {
             doorbell.rung = Some(at);
             doorbell.told_late |= late;
+            doorbell.queue = queue.or(doorbell.queue);
             return;
         }
         if queue.is_some() {
@@ -224,11 +229,15 @@ impl Kvm {
     }
 
     fn signal(&mut self, at: i64, tid: u32, id: u64) {
-        let position = |ids: &[u64]| ids.iter().position(|&known| known == id);
-        if let Some(queue) = position(&self.call_eventfds) {
-            self.called.insert(tid, queue as u16);
+        let is_known = !self.queues_unknown;
+        let queue_in = |ids: &[u64]| {
+            let place = ids.iter().position(|&known| known == id)?;
+            Some(u16::try_from(place).ok().filter(|_| is_known))
+        };
+        if let Some(queue) = queue_in(&self.call_eventfds) {
+            self.called.insert(tid, queue);
         }
-        let Some(queue) = position(&self.kick_eventfds) else {
+        let Some(queue) = queue_in(&self.kick_eventfds) else {
             return;
         };
         if self.is_stranger(tid) {
@@ -239,7 +248,7 @@ impl Kvm {
             doorbell.signalled = Some(at);
             return;
         }
-        self.push(tid, u16::try_from(queue).ok(), |doorbell| {
+        self.push(tid, queue, |doorbell| {
             doorbell.signalled = Some(at);
         });
     }
@@ -289,7 +298,7 @@ impl Kvm {
         let served = self.is_server(tid);
         let queue = match (by_message, by_call) {
             (Some(queue), _) => u16::try_from(queue).ok(),
-            (None, Some(queue)) => Some(queue),
+            (None, Some(queue)) => queue,
             // The guest may have moved its interrupt, but the sending thread still identifies the
             // disk.
             (None, None) if served == Some(true) && self.only_disk => None,

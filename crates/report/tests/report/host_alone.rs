@@ -125,3 +125,26 @@ fn two_kicks_before_one_wake_are_ambiguous() {
     let truth = simulated.analyse().exact.unwrap().truth;
     assert_eq!((truth.joined, truth.ambiguous), (500, 500));
 }
+
+/// Queue 0 is idle, so the only eventfd that was seen is queue 1's.
+#[test]
+fn kicks_of_unknown_queues_are_still_found() {
+    for queues_unknown in [true, false] {
+        let mut simulated = host(plan(44, 1), &["kvm", "block", "fathom"]);
+        for event in simulated.file("fathom") {
+            let (_, flags, errno) = event.fathom_rest();
+            event.args[8] = Event::pack_fathom_rest(1, flags, errno);
+        }
+        let disk = &mut simulated.run.disks[0];
+        disk.doorbells.clear();
+        disk.msi.clear();
+        disk.queues_unknown = queues_unknown;
+        simulated.rewrite();
+        let exact = simulated.analyse().exact.unwrap();
+        let seen = exact
+            .slowest
+            .iter()
+            .filter(|one| at(one, Point::Signal).is_some());
+        assert_eq!(seen.count(), if queues_unknown { 500 } else { 0 });
+    }
+}

@@ -30,6 +30,9 @@ pub struct Info {
     pub engine: String,
     /// `none`, `writeback`, ...; `None` for disks without files.
     pub cache: Option<String>,
+    /// Number of virtqueues that are running.
+    #[serde(default)]
+    pub queues_running: usize,
     /// File to which the server traces the disk.
     pub trace: Option<PathBuf>,
     workers: Vec<Worker>,
