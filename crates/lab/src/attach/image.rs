@@ -60,6 +60,49 @@ pub fn locate(image: &Path) -> Result<Located> {
     Ok(located)
 }
 
+/// Returns the extents of an image over the time since they were `before`: also those that the file
+/// system has allocated since.
+///
+/// # Errors
+/// When bytes of the image have moved, or a place has been used for other bytes: the places at a
+/// given time are then not known.
+pub(super) fn extents_since(
+    image: &Path,
+    before: &[Extent],
+) -> std::result::Result<Vec<Extent>, String> {
+    let now = locate(image).map_err(|error| error.to_string())?;
+    union(before, &now.extents).ok_or_else(|| {
+        "the file system has moved bytes of its image during the recording, so that their places \
+         are not known"
+            .to_owned()
+    })
+}
+
+/// Returns both lists as one. Returns `None` if they contradict each other.
+fn union(before: &[Extent], after: &[Extent]) -> Option<Vec<Extent>> {
+    let mut all: Vec<Extent> = before.iter().chain(after).copied().collect();
+    all.sort_unstable_by_key(|extent| (extent.offset, extent.physical));
+    let mut union: Vec<Extent> = Vec::new();
+    for extent in all {
+        let distance = |extent: &Extent| extent.physical.wrapping_sub(extent.offset);
+        match union.last_mut() {
+            Some(last)
+                if extent.offset <= last.offset + last.length
+                    && distance(last) == distance(&extent) =>
+            {
+                let end = extent.offset + extent.length;
+                last.length = last.length.max(end - last.offset);
+            }
+            Some(last) if extent.offset < last.offset + last.length => return None,
+            _ => union.push(extent),
+        }
+    }
+    let mut places: Vec<(u64, u64)> = union.iter().map(|e| (e.physical, e.length)).collect();
+    places.sort_unstable();
+    let overlap = |pair: &[(u64, u64)]| pair[0].0 + pair[0].1 > pair[1].0;
+    (!places.windows(2).any(overlap)).then_some(union)
+}
+
 fn whole(length: u64) -> Piece {
     Piece {
         offset: 0,
@@ -231,6 +274,42 @@ mod tests {
             read(&sysfs, "start").unwrap().parse::<u64>().unwrap() * 512
         });
         assert_eq!(located.extents[0].physical, numbers[3] + start, "{said}");
+    }
+
+    #[test]
+    fn extents_that_were_allocated_meanwhile_are_added() {
+        let extent = |offset, physical, length| Extent {
+            offset,
+            physical,
+            length,
+        };
+        let before = [extent(0, 1000, 10), extent(50, 5000, 10)];
+        let after = [extent(0, 1000, 20), extent(30, 9000, 5)];
+        let both = [
+            extent(0, 1000, 20),
+            extent(30, 9000, 5),
+            extent(50, 5000, 10),
+        ];
+        assert_eq!(union(&before, &after).unwrap(), both);
+        assert_eq!(union(&[], &after).unwrap(), after);
+        // Bytes that have moved, and a place that other bytes have now.
+        assert_eq!(union(&before, &[extent(5, 7000, 2)]), None);
+        assert_eq!(union(&before, &[extent(80, 5005, 5)]), None);
+    }
+
+    /// An image of a file system that was sparse, and is written during the recording.
+    #[test]
+    fn a_write_to_a_hole_is_found_afterwards() {
+        let dir = tempfile::Builder::new().tempdir_in(".").unwrap();
+        let path = dir.path().join("image");
+        let file = File::create(&path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let before = locate(&path).unwrap().extents;
+        assert_eq!(before, []);
+        std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4096], 65536).unwrap();
+        file.sync_all().unwrap();
+        let now = extents_since(&path, &before).unwrap();
+        assert_eq!((now.len(), now[0].offset), (1, 65536), "{now:?}");
     }
 
     #[test]

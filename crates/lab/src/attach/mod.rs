@@ -172,6 +172,17 @@ impl Qemu {
 }
 
 impl Found {
+    /// Adds to the disk's extents what the file system has allocated since they were read. Returns
+    /// a problem if the places of the image's bytes are no longer known.
+    pub fn look_at_extents(&mut self) -> Option<String> {
+        let image = self.disk.image.as_ref().filter(|_| self.is_flat)?;
+        let now = image::extents_since(image, &self.disk.extents);
+        let problem = now.as_ref().err().cloned();
+        self.disk.extents = now.unwrap_or_default();
+        self.is_flat = problem.is_none();
+        problem.map(|problem| format!("{}: {problem}", self.disk.name))
+    }
+
     /// Stores the disk's kicks: the signalled eventfds (id, thread) that belong to the disk and
     /// were signalled by a vCPU.
     pub fn classify(&mut self, threads: &[Thread], signals: impl Iterator<Item = (u64, u32)>) {

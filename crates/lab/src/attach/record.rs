@@ -71,6 +71,7 @@ pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
             problems.join("; ")
         )));
     }
+    problems.extend(qemu.disks[chosen].look_at_extents());
     identify(&mut qemu, chosen, options.output, &mut problems);
     let run = run_of(qemu, chosen, rounds, problems);
     run.save(options.output)?;

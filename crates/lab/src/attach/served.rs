@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fathom_run::{Disk, Run, RunKind};
 
-use super::image::{Located, locate};
+use super::image::{Located, extents_since, locate};
 use super::process::server_threads;
 use super::window::{refuse_to_overwrite, take, trace_clock};
 use crate::environment;
@@ -58,6 +58,16 @@ pub fn record_served(served: Served, say: &mut dyn FnMut(&str)) -> Result<Run> {
     })?;
     taken.round.name = LAYERS.into();
     problems.append(&mut taken.problems);
+    let is_flat = info.is_flat() && located.device.is_some();
+    let extents = match is_flat.then(|| extents_since(image, &located.extents)) {
+        Some(Ok(extents)) => extents,
+        Some(Err(problem)) => {
+            problems.push(format!("{}: {problem}", info.name));
+            Vec::new()
+        }
+        None => Vec::new(),
+    };
+    let located = Located { extents, ..located };
     let run = run_of(&info, located, taken.round, problems);
     run.save(served.output)?;
     Ok(run)

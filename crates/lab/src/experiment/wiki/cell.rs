@@ -215,6 +215,7 @@ fn in_guest(bed: &mut Bed, options: &Options, plan: &Plan, run: &mut Run) -> Res
 /// Copies to the run what is known of the disk and the threads by now.
 fn describe(bed: &mut Bed, run: &mut Run) -> Result<()> {
     let found = bed.found()?;
+    run.problems.extend(found.look_at_extents());
     let mut disk = Disk {
         under_test: true,
         ..found.disk.clone()
