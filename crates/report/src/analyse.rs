@@ -164,6 +164,9 @@ impl<'a> Work<'a> {
         self.counts.others += counts.others;
         self.counts.gone += counts.gone;
         self.counts.events += counts.events;
+        self.counts.in_flight += counts.in_flight;
+        let oldest = &mut self.counts.oldest_in_flight;
+        *oldest = (*oldest).max(counts.oldest_in_flight);
         if survey.any(Side::Guest) {
             self.truth.clock_method = time.method.clone();
         }
@@ -274,6 +277,13 @@ impl<'a> Work<'a> {
                 ));
             }
         }
+        if let Some(oldest) = truth.oldest_in_flight_ns {
+            lines.push(format!(
+                "in flight at end: {}, oldest {:.3} ms",
+                truth.in_flight,
+                oldest as f64 / 1e6
+            ));
+        }
         if truth.inconsistent > 0 {
             lines.push(format!(
                 "{} events contradict the others: events are missing or damaged",
@@ -317,6 +327,8 @@ impl<'a> Work<'a> {
                 requests: self.counts.requests,
                 unmatched: self.counts.unmatched,
                 inconsistent: self.counts.inconsistent,
+                in_flight: self.counts.in_flight,
+                oldest_in_flight_ns: self.counts.oldest_in_flight,
                 clock_method: std::mem::take(&mut self.truth.clock_method),
                 clock_error_ns: self.truth.clock_error_ns,
                 remote_clock_method: self.truth.remote_clock_method.take(),

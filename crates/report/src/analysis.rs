@@ -136,6 +136,10 @@ pub struct Truth {
     /// Number of events that contradict others: kicks without a request, doorbells that no guest
     /// wrote, server requests that no guest made, interrupts that no guest took.
     pub inconsistent: u64,
+    /// Number of requests that were in flight when the recording ended; `requests` excludes them.
+    pub in_flight: u64,
+    /// Time in ns from the start of the oldest of them to the recording's end; None without any.
+    pub oldest_in_flight_ns: Option<i64>,
     /// How the guest's clock was related to the host's, as text for the reader.
     pub clock_method: String,
     /// The largest possible error of that relation, in ns.

@@ -59,6 +59,8 @@ use way::{Errors, Way};
 const SLACK: i64 = 10_000_000;
 /// Time in ns after its start at which a request without a known end is given up.
 const PATIENCE: i64 = 60_000_000_000;
+/// The time to which the end of a recording sets the joiner's clock.
+const END: i64 = i64::MAX / 2;
 /// Number of events between two calls of [`Joiner::clear`].
 const CLEAR_EVERY: u32 = 512;
 
@@ -92,6 +94,9 @@ pub(crate) struct Counts {
     pub(crate) others: u64,
     /// Requests that were sent to another server, which was not watched.
     pub(crate) gone: u64,
+    /// Requests that were in flight when the recording ended, and the age of the oldest in ns.
+    pub(crate) in_flight: u64,
+    pub(crate) oldest_in_flight: Option<i64>,
     /// Events read.
     pub(crate) events: u64,
 }
@@ -117,6 +122,10 @@ pub(crate) struct Joiner<'a> {
     /// The start of the first unit and the latest start or end of a unit.
     first: Option<i64>,
     last: i64,
+    /// The time of the host's last event.
+    last_host: i64,
+    /// Starts of requests that were in flight when the recording ended.
+    in_flight: Vec<i64>,
     since_clearing: u32,
     counts: Counts,
     sink: Box<dyn FnMut(Way) + 'a>,
@@ -174,6 +183,8 @@ impl<'a> Joiner<'a> {
             now: i64::MIN,
             first: None,
             last: i64::MIN,
+            last_host: i64::MIN,
+            in_flight: Vec::new(),
             since_clearing: 0,
             counts: Counts::default(),
             sink: Box::new(sink),
@@ -202,10 +213,9 @@ impl<'a> Joiner<'a> {
 
     /// Follows or gives up all remaining requests, and returns the counts.
     pub(crate) fn finish(mut self) -> Counts {
-        self.now = i64::MAX / 2;
-        self.settle(i64::MAX / 2);
-        let never = i64::MAX / 4;
-        self.guest.expire(never);
+        let end = std::mem::replace(&mut self.now, END);
+        self.settle(END);
+        self.drop_in_flight();
         self.expire_units(i64::MAX);
         self.close_kicks(i64::MAX);
         let since = self.window_start();
@@ -222,7 +232,29 @@ impl<'a> Joiner<'a> {
             background: self.guest.background,
             userspace: self.kvm.userspace,
             others: self.remote.others,
+            in_flight: self.in_flight.len() as u64,
+            oldest_in_flight: self
+                .in_flight
+                .iter()
+                .map(|&start| end.saturating_sub(start))
+                .max(),
             ..self.counts
+        }
+    }
+
+    /// Collects the requests that are in flight when the recording ends: they contradict nothing.
+    /// Operations are collected when their units expire.
+    fn drop_in_flight(&mut self) {
+        for rq in self.guest.drop_in_flight() {
+            if rq.units.is_empty() {
+                self.in_flight.push(rq.issue);
+            }
+            // The server may have ended the request.
+            let from = rq.issue.saturating_sub(self.error);
+            self.records.take(rq.key, from, END);
+        }
+        if self.host_only.is_some() {
+            self.in_flight.extend(self.blocks.in_flight());
         }
     }
 
@@ -268,6 +300,7 @@ impl<'a> Joiner<'a> {
 
     fn host_event(&mut self, seen: &Seen) {
         let (at, event) = (seen.at, &seen.event);
+        self.last_host = self.last_host.max(at);
         match event.kind {
             Kind::FathomRequest => {
                 let ns = |ticks| self.time.ns(seen.clock, ticks);
@@ -406,8 +439,8 @@ impl<'a> Joiner<'a> {
         {
             self.expiry.pop();
             if let Some(unit) = self.guest.units.get(id) {
-                // At the end of the recording, operations that had not ended are not counted.
-                if unit.end.is_none() && now >= i64::MAX / 4 {
+                if unit.end.is_none() && self.now == END {
+                    self.in_flight.push(unit.start());
                     self.counts.requests -= 1;
                     self.guest.forget(id);
                     continue;
@@ -426,7 +459,10 @@ impl<'a> Joiner<'a> {
         let waiting = self.guest.completed.front();
         let waiting = waiting.and_then(|&id| Some(self.guest.rqs.get(id)?.issue));
         let host = self.host_only.as_ref().and_then(|host| host.oldest());
-        let horizon = [oldest, waiting, host]
+        let is_patient = |issue: &i64| *issue > self.now.saturating_sub(PATIENCE);
+        let running = self.blocks.in_flight().filter(is_patient).min();
+        let running = running.filter(|_| self.host_only.is_some());
+        let horizon = [oldest, waiting, host, running]
             .into_iter()
             .flatten()
             .fold(self.now - self.slack, i64::min)

@@ -455,29 +455,44 @@ impl Guest {
         }
     }
 
-    /// Drops requests that were issued before `at` and never completed.
+    /// Drops requests that were issued before `at` and never completed. The joiner has not followed
+    /// completed requests yet.
     pub(crate) fn expire(&mut self, at: i64) {
         while let Some((id, rq)) = self.rqs.oldest()
             && rq.issue < at
+            && rq.complete.is_none()
         {
-            let (key, units) = (rq.key, rq.units.clone());
-            if rq.complete.is_some() {
-                break; // the joiner has not followed it yet
-            }
-            for unit in units {
-                if let Some(unit) = self.units.get_mut(unit) {
-                    unit.broken = true;
-                }
-            }
-            if let Some(ids) = self.in_flight.get_mut(&key) {
-                ids.retain(|other| *other != id);
-                if ids.is_empty() {
-                    self.in_flight.remove(&key);
-                }
-            }
-            self.waiting.retain(|&waiting| waiting != id);
-            self.rqs.remove(id);
+            self.drop_rq(id);
             self.inconsistent += u64::from(self.started);
         }
+    }
+
+    /// Removes the requests that are in flight when the recording ends, and returns them.
+    pub(crate) fn drop_in_flight(&mut self) -> Vec<Rq> {
+        let ids: Vec<u64> = self.in_flight.values().flatten().copied().collect();
+        let dropped: Vec<Rq> = ids.into_iter().filter_map(|id| self.drop_rq(id)).collect();
+        if self.started {
+            let alone = dropped.iter().filter(|rq| rq.units.is_empty()).count();
+            self.background = self.background.saturating_sub(alone as u64);
+        }
+        dropped
+    }
+
+    /// Removes a request that will not be followed; its units are broken.
+    fn drop_rq(&mut self, id: u64) -> Option<Rq> {
+        let rq = self.rqs.remove(id)?;
+        for &unit in &rq.units {
+            if let Some(unit) = self.units.get_mut(unit) {
+                unit.broken = true;
+            }
+        }
+        if let Some(ids) = self.in_flight.get_mut(&rq.key) {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.in_flight.remove(&rq.key);
+            }
+        }
+        self.waiting.retain(|&waiting| waiting != id);
+        Some(rq)
     }
 }

@@ -3,12 +3,12 @@
 
 use std::collections::VecDeque;
 
-use super::Joiner;
 use super::blocks::Blocks;
-use super::doorbell::Doorbell;
+use super::doorbell::{Doorbell, Interrupt};
 use super::requests::compatible;
 use super::server::Record;
 use super::way::{Class, Key, Way};
+use super::{END, Joiner, PATIENCE};
 use crate::analysis::{Delivery, HostClass, Point};
 
 /// The source of the requests.
@@ -158,6 +158,7 @@ impl Joiner<'_> {
                 }
                 Pending::Doorbell(id, at) => {
                     let way = self.follow_doorbell(id);
+                    if way.is_none() && self.now == END {
                         self.in_flight.push(at);
                         self.counts.requests -= 1;
                         continue;
@@ -228,6 +229,7 @@ impl Joiner<'_> {
         let below = self.blocks.below(&record.key, record.device, record.result);
         way.set_below(&below);
         let is_whole = self.cross(&mut way, record);
+        let sent = self.sent_for(record, END);
         way.points.put(Point::Interrupt, sent.map(|sent| sent.at));
         // The kernel sends the interrupts of several batches later.
         way.ambiguous |= sent.is_some_and(|sent| {

@@ -148,3 +148,86 @@ fn kicks_of_unknown_queues_are_still_found() {
         assert_eq!(seen.count(), if queues_unknown { 500 } else { 0 });
     }
 }
+
+/// Returns the time in ticks of the completion of the request before the last one.
+fn last_but_one(simulated: &mut Simulated) -> u64 {
+    let block = simulated.file("block").iter().rev();
+    let mut completions = block.filter(|event| event.kind == Kind::BlockRqComplete);
+    completions.nth(1).unwrap().time
+}
+
+#[test]
+fn a_request_in_flight_at_the_end_is_told() {
+    for streams in [
+        &["guest", "kvm", "block", "fathom"][..],
+        &["kvm", "block"],
+        &["kvm"],
+    ] {
+        let mut simulated = host(plan(45, 1), streams);
+        if !streams.contains(&"block") {
+            simulated.run.disks[0].host = None;
+        }
+        // The recording ends just before the last interrupt.
+        let kvm = simulated.file("kvm").iter().rev();
+        let mut interrupts = kvm.filter(|event| event.kind == Kind::KvmMsiSetIrq);
+        let last = interrupts.next().unwrap().time;
+        let is_late = |event: &Event| match event.kind {
+            // The device has not completed the request either, and the server writes no record.
+            Kind::BlockRqComplete => event.time + 45_000 > last,
+            Kind::FathomRequest => event.args[5] >= last,
+            _ => event.time >= last,
+        };
+        let guest = simulated
+            .watches
+            .guest_tsc(0)
+            .wrapping_sub(simulated.watches.host_tsc(0));
+        for (name, _, events) in &mut simulated.files {
+            let shift = if *name == "guest" { guest } else { 0 };
+            let on_host = |event: &Event| Event {
+                time: event.time.wrapping_sub(shift),
+                ..*event
+            };
+            events.retain(|event| !is_late(&on_host(event)));
+        }
+        write_without(&mut simulated, |_| false);
+        let analysis = simulated.analyse();
+        let truth = &analysis.exact.as_ref().unwrap().truth;
+        let told = (truth.in_flight, truth.requests, truth.unmatched);
+        assert_eq!(told, (1, 499, 0), "{streams:?}: {:?}", analysis.problems);
+        assert_eq!(truth.inconsistent, 0, "{:?}", analysis.problems);
+        assert!(said(&analysis, "in flight at end: 1, oldest 0."));
+    }
+}
+
+/// A request that takes longer than the join waits for events is not forgotten.
+#[test]
+fn a_slow_request_of_the_device_is_followed() {
+    const LATE: u64 = 3 * 500_000_000;
+    let mut simulated = host(plan(46, 1), &["kvm", "block"]);
+    let end = last_but_one(&mut simulated);
+    for name in ["kvm", "block"] {
+        for event in simulated.file(name) {
+            event.time += if event.time >= end { LATE } else { 0 };
+        }
+    }
+    // Events of another thread continue meanwhile.
+    let tid = simulated.run.threads.last().unwrap().tid;
+    let exits = (1..2000).map(|i| {
+        let time = end + i * LATE / 2000;
+        Event {
+            time,
+            ..Event::new(0, Kind::KvmUserspaceExit, 0, tid + 9, &[])
+        }
+    });
+    let exits: Vec<Event> = exits.collect();
+    let file = simulated.file("kvm");
+    file.extend(exits);
+    file.sort_by_key(|event| event.time);
+    write_without(&mut simulated, |_| false);
+    let analysis = simulated.analyse();
+    let exact = analysis.exact.as_ref().unwrap();
+    assert_eq!((exact.truth.joined, exact.truth.inconsistent), (500, 0));
+    let slow = &exact.slowest[0];
+    assert!(slow.total > 500_000_000, "{slow:?}");
+    assert!(at(slow, Point::Signal).is_some());
+}
