@@ -1,6 +1,6 @@
 //! The clock of all stamps: the TSC if it is reliable, otherwise CLOCK_MONOTONIC.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A monotonic clock that counts ticks.
@@ -9,9 +9,9 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Clock {
     tsc: bool,
-    /// Both clocks at the start of the process. The longer the process runs, the more exact the
-    /// frequency that follows from this pair.
-    anchor: Pair,
+    /// The clocks at the start of the process, or after the machine's last suspend. The older they
+    /// are, the more exact the frequency that follows from them.
+    anchor: Mutex<Anchor>,
     /// Frequency in ticks per second, as measured at the start.
     initial_hz: f64,
 }
@@ -25,8 +25,21 @@ pub struct Pair {
     pub monotonic_ns: u64,
 }
 
+/// A reading from which the frequency is measured.
+#[derive(Clone, Copy, Debug)]
+struct Anchor {
+    pair: Pair,
+    /// Total time for which the machine was suspended since its boot, in nanoseconds.
+    suspended_ns: u64,
+}
+
 /// Duration of the first measurement of the frequency.
 const CALIBRATION: Duration = Duration::from_millis(5);
+/// Age from which an anchor shows the frequency better than that measurement, in nanoseconds.
+const MIN_AGE: u64 = 500_000_000;
+/// Largest difference between two readings of the suspended time that is no suspend, in
+/// nanoseconds. The kernel's two clocks are not read at the same instant.
+const TOLERANCE: u64 = 1_000_000;
 
 impl Clock {
     /// Returns the clock of this process. The first call calibrates the clock, which takes 5 ms.
@@ -36,16 +49,16 @@ impl Clock {
     }
 
     fn new(tsc: bool) -> Clock {
-        let anchor = pair(tsc);
+        let anchor = Anchor::now(tsc);
         let initial_hz = if tsc {
             std::thread::sleep(CALIBRATION);
-            hz_between(anchor, pair(true))
+            hz_between(anchor.pair, pair(true))
         } else {
             1e9
         };
         Clock {
             tsc,
-            anchor,
+            anchor: Mutex::new(anchor),
             initial_hz,
         }
     }
@@ -66,11 +79,8 @@ impl Clock {
         if !self.tsc {
             return 1e9;
         }
-        let now = pair(true);
-        if now.monotonic_ns - self.anchor.monotonic_ns < 500_000_000 {
-            return self.initial_hz;
-        }
-        hz_between(self.anchor, now)
+        let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        anchor.hz(Anchor::now(true)).unwrap_or(self.initial_hz)
     }
 
     /// Converts ticks to nanoseconds.
@@ -102,6 +112,28 @@ impl Clock {
     /// Reads both clocks together.
     pub fn pair(&self) -> Pair {
         pair(self.tsc)
+    }
+}
+
+impl Anchor {
+    fn now(tsc: bool) -> Anchor {
+        let suspended_ns = boot_ns().saturating_sub(monotonic_ns());
+        Anchor {
+            pair: pair(tsc),
+            suspended_ns,
+        }
+    }
+
+    /// Returns the frequency since the anchor, or None if the anchor is too young. A suspend of the
+    /// machine moves the anchor to `now`: CLOCK_MONOTONIC stood still, and the TSC continued or
+    /// began again.
+    fn hz(&mut self, now: Anchor) -> Option<f64> {
+        let was_suspended = now.suspended_ns.abs_diff(self.suspended_ns) > TOLERANCE;
+        if was_suspended || now.pair.ticks < self.pair.ticks {
+            *self = now;
+        }
+        let age = now.pair.monotonic_ns.saturating_sub(self.pair.monotonic_ns);
+        (age >= MIN_AGE).then(|| hz_between(self.pair, now.pair))
     }
 }
 
@@ -141,13 +173,23 @@ fn pair(tsc: bool) -> Pair {
 /// Returns CLOCK_MONOTONIC in nanoseconds.
 #[inline]
 pub fn monotonic_ns() -> u64 {
+    read(libc::CLOCK_MONOTONIC)
+}
+
+/// Returns CLOCK_BOOTTIME in nanoseconds, which also counts while the machine is suspended.
+fn boot_ns() -> u64 {
+    read(libc::CLOCK_BOOTTIME)
+}
+
+#[inline]
+fn read(clock: libc::clockid_t) -> u64 {
     let mut ts = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `ts` is a valid timespec to write to. CLOCK_MONOTONIC exists on every Linux, so the
-    // call cannot fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    // SAFETY: `ts` is a valid timespec to write to. The two clocks that callers pass exist on every
+    // Linux, so the call cannot fail.
+    unsafe { libc::clock_gettime(clock, &mut ts) };
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
 }
 
@@ -205,6 +247,28 @@ mod tests {
             let (least, most) = ((last.0 - first.2) as f64, (last.2 - first.0) as f64);
             let told = format!("tsc {tsc}: {spent}, between {least} and {most}");
             assert!(spent > 0.98 * least && spent < 1.02 * most, "{told}");
+        }
+    }
+
+    /// A TSC of 2 GHz, which continues while the machine is suspended, or begins again.
+    #[test]
+    fn a_suspend_does_not_change_the_frequency() {
+        const SECOND: u64 = 1_000_000_000;
+        let at = |ticks, seconds, suspended| Anchor {
+            pair: Pair {
+                ticks,
+                monotonic_ns: seconds * SECOND,
+            },
+            suspended_ns: suspended * SECOND,
+        };
+        for after in [2 * 3700 * SECOND, 5] {
+            let mut anchor = at(2 * SECOND, 1, 0);
+            let hz = anchor.hz(at(2 * 10 * SECOND, 10, 0));
+            assert_eq!(hz, Some(2e9));
+            // An hour later; the machine was awake for 90 s of it.
+            assert_eq!(anchor.hz(at(after, 100, 3600)), None);
+            let hz = anchor.hz(at(after + 2 * SECOND, 101, 3600));
+            assert_eq!(hz, Some(2e9));
         }
     }
 
