@@ -205,14 +205,30 @@ fn read_tsc() -> u64 {
     unreachable!("there is no TSC on this architecture")
 }
 
-/// Returns whether the kernel uses the TSC as its clock source, or the CPU guarantees that the TSC
-/// neither stops nor changes its rate.
+/// Returns whether the TSC counts time on this machine.
 #[cfg(target_arch = "x86_64")]
 fn tsc_is_trustworthy() -> bool {
-    let source =
-        std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-            .unwrap_or_default();
-    source.trim() == "tsc" || cpu_has_invariant_tsc()
+    let sources = |name: &str| {
+        let path = format!("/sys/devices/system/clocksource/clocksource0/{name}_clocksource");
+        std::fs::read_to_string(path).unwrap_or_default()
+    };
+    is_trusted(
+        &sources("current"),
+        &sources("available"),
+        cpu_has_invariant_tsc(),
+    )
+}
+
+/// Returns whether the kernel uses the TSC as its clock source, or offers the TSC and the CPU
+/// guarantees that it neither stops nor changes its rate. The kernel no longer offers a TSC that it
+/// has found to be wrong. Without the kernel's lists, the CPU decides.
+#[cfg(any(test, target_arch = "x86_64"))]
+fn is_trusted(current: &str, available: &str, is_invariant: bool) -> bool {
+    let mut names = available.split_whitespace();
+    // tsc-early is the TSC in the first second after the boot.
+    let is_offered = names.any(|name| matches!(name, "tsc" | "tsc-early"));
+    let is_unknown = available.trim().is_empty();
+    current.trim() == "tsc" || is_invariant && (is_offered || is_unknown)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -278,5 +294,21 @@ mod tests {
         let ticks = clock.ticks(Duration::from_secs(1));
         let ns = clock.ns(ticks) as f64;
         assert!((0.98e9..1.02e9).contains(&ns), "{ns}");
+    }
+
+    #[test]
+    fn a_tsc_that_the_kernel_has_rejected_is_not_used() {
+        for (current, available, is_invariant, wanted) in [
+            ("tsc\n", "tsc hpet acpi_pm\n", false, true),
+            ("kvm-clock\n", "kvm-clock tsc acpi_pm\n", true, true),
+            ("kvm-clock\n", "kvm-clock tsc acpi_pm\n", false, false),
+            ("tsc-early\n", "tsc-early acpi_pm\n", true, true),
+            ("hpet\n", "hpet acpi_pm\n", true, false),
+            ("", "", true, true),
+            ("", "", false, false),
+        ] {
+            let trusted = is_trusted(current, available, is_invariant);
+            assert_eq!(trusted, wanted, "{current} {available}");
+        }
     }
 }
