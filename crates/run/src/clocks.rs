@@ -58,6 +58,6 @@ pub struct Clocks {
     pub remote: Vec<Pair>,
     /// The host's CLOCK_REALTIME minus CLOCK_MONOTONIC in ns, for QEMU's log.
     pub realtime_minus_monotonic_ns: i64,
-    /// Offset of vCPU 0 from KVM's debugfs; None without debugfs.
+    /// Offset of all vCPUs from KVM's debugfs; None without debugfs, or if the vCPUs differ.
     pub guest_offset: Option<GuestOffset>,
 }

@@ -64,27 +64,58 @@ fn number<T: std::str::FromStr>(path: &Path) -> Option<T> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Returns the TSC offset of vCPU 0 of a QEMU process. Returns `None` without KVM, without root
-/// rights, or if the kernel does not show it.
-pub fn tsc_offset(pid: u32) -> Option<TscOffset> {
+/// Returns the TSC offsets of the vCPUs of a QEMU process. Returns none without KVM, without root
+/// rights, or if the kernel does not show them.
+pub fn tsc_offsets(pid: u32) -> Vec<TscOffset> {
     let debugfs = Debugfs::open();
-    let vcpu = debugfs.machine(pid)?.join("vcpu0");
-    Some(TscOffset {
-        offset: number(&vcpu.join("tsc-offset"))?,
-        ratio: number(&vcpu.join("tsc-scaling-ratio")),
-        frac_bits: number(&vcpu.join("tsc-scaling-ratio-frac-bits")).unwrap_or(0),
-    })
+    let offset = |vcpu: PathBuf| {
+        Some(TscOffset {
+            offset: number(&vcpu.join("tsc-offset"))?,
+            ratio: number(&vcpu.join("tsc-scaling-ratio")),
+            frac_bits: number(&vcpu.join("tsc-scaling-ratio-frac-bits")).unwrap_or(0),
+        })
+    };
+    let machine = debugfs.machine(pid);
+    let vcpus = machine.iter().flat_map(|machine| vcpus_in(machine));
+    // An offset that cannot be read is not known to be the same as the others.
+    let all: Option<Vec<TscOffset>> = vcpus.map(|(_, path)| offset(path)).collect();
+    all.unwrap_or_default()
 }
 
-/// Returns the offset for a run directory, from readings before and after the window.
-pub fn guest_offset(before: Option<TscOffset>, after: Option<TscOffset>) -> Option<GuestOffset> {
-    let (before, after) = (before?, after?);
-    Some(GuestOffset {
-        before: before.offset,
-        after: after.offset,
-        ratio: before.ratio,
-        frac_bits: before.frac_bits,
-    })
+/// Returns the offset for a run directory, from readings of all vCPUs before and after the window.
+///
+/// # Errors
+/// When the offset is not the same for all vCPUs: no offset relates the guest's clock.
+pub fn guest_offset(
+    before: &[TscOffset],
+    after: &[TscOffset],
+) -> std::result::Result<Option<GuestOffset>, &'static str> {
+    let (Some(first), Some(last)) = (before.first(), after.first()) else {
+        return Ok(None);
+    };
+    if before.iter().any(|one| one != first) || after.iter().any(|one| one != last) {
+        return Err(
+            "the TSC offsets of the guest's vCPUs differ: the clocks are related by causality \
+             instead",
+        );
+    }
+    Ok(Some(GuestOffset {
+        before: first.offset,
+        after: last.offset,
+        ratio: first.ratio,
+        frac_bits: first.frac_bits,
+    }))
+}
+
+/// Returns pairs of (vCPU, folder) of a virtual machine's folder.
+fn vcpus_in(machine: &Path) -> Vec<(u32, PathBuf)> {
+    let entries = fs::read_dir(machine).into_iter().flatten().flatten();
+    let vcpu = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?;
+        let number = name.strip_prefix("vcpu")?.parse().ok()?;
+        Some((number, path))
+    };
+    entries.filter_map(|entry| vcpu(entry.path())).collect()
 }
 
 /// Returns pairs of (vCPU, thread id) of a process, as KVM knows them.
@@ -93,15 +124,26 @@ pub(super) fn vcpu_threads(pid: u32) -> Vec<(u32, u32)> {
     let Some(machine) = debugfs.machine(pid) else {
         return Vec::new();
     };
-    let entries = fs::read_dir(machine).into_iter().flatten().flatten();
-    let vcpu = |path: PathBuf| {
-        let name = path
-            .file_name()?
-            .to_str()?
-            .strip_prefix("vcpu")?
-            .parse()
-            .ok()?;
-        Some((name, number(&path.join("pid"))?))
-    };
-    entries.filter_map(|entry| vcpu(entry.path())).collect()
+    let thread = |(vcpu, path): (u32, PathBuf)| Some((vcpu, number(&path.join("pid"))?));
+    vcpus_in(&machine).into_iter().filter_map(thread).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offset_holds_only_if_all_vcpus_have_it() {
+        let offset = |offset| TscOffset {
+            offset,
+            ratio: None,
+            frac_bits: 0,
+        };
+        let (same, other) = ([offset(-7); 2], [offset(-7), offset(-9)]);
+        let found = guest_offset(&same, &same).unwrap().unwrap();
+        assert_eq!((found.before, found.after), (-7, -7));
+        assert!(guest_offset(&same, &other).is_err());
+        assert!(guest_offset(&other, &same).is_err());
+        assert_eq!(guest_offset(&[], &same), Ok(None));
+    }
 }

@@ -26,7 +26,7 @@ use fathom_run::{Disk, Role, Thread};
 
 use crate::error::{Error, Result};
 
-pub use debugfs::{TscOffset, guest_offset, tsc_offset};
+pub use debugfs::{TscOffset, guest_offset, tsc_offsets};
 pub(crate) use disks::{ServerOf, server_of};
 pub use image::{Located, locate};
 pub use join::join;

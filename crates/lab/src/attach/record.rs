@@ -7,7 +7,7 @@ use std::time::Duration;
 use fathom_run::{Environment, Kind, Round, Run, RunKind, Stream};
 
 use super::window::{refuse_to_overwrite, take, trace_clock};
-use super::{Qemu, guest_offset, tsc_offset};
+use super::{Qemu, guest_offset, tsc_offsets};
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::tracers::ftrace::Mode;
@@ -134,13 +134,16 @@ impl<'a> Window<'a> {
         }
         let folder = options.output.join(self.name);
         let process = format!("/proc/{}/task", options.pid);
-        let before = tsc_offset(options.pid);
+        let before = tsc_offsets(options.pid);
         let mut taken = take(self.collectors, &folder, options.window, || {
             options.stop.load(Ordering::Relaxed) || !Path::new(&process).exists()
         })?;
-        let after = tsc_offset(options.pid);
+        let after = tsc_offsets(options.pid);
         taken.round.name = self.name.to_owned();
-        taken.round.clocks.guest_offset = guest_offset(before, after);
+        match guest_offset(&before, &after) {
+            Ok(offset) => taken.round.clocks.guest_offset = offset,
+            Err(why) => problems.push(format!("{}: {why}", self.name)),
+        }
         problems.append(&mut taken.problems);
         if self.name == SYSCALLS {
             match symbols::collect(&folder, &[syscalls::NAME], &self.qemu.threads) {

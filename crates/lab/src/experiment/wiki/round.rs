@@ -266,7 +266,7 @@ struct Window<'a> {
     api: Option<PathBuf>,
     collectors: Vec<Box<dyn Collector>>,
     pairs: Vec<Pair>,
-    offsets: Vec<Option<TscOffset>>,
+    offsets: Vec<Vec<TscOffset>>,
     problems: Vec<String>,
 }
 
@@ -334,7 +334,7 @@ impl<'a> Window<'a> {
 
     fn look_at_clocks(&mut self) {
         self.pairs.push(tracers::pair());
-        self.offsets.push(attach::tsc_offset(self.qemu));
+        self.offsets.push(attach::tsc_offsets(self.qemu));
     }
 
     /// Returns the size of a trace buffer, in KiB per CPU.
@@ -347,7 +347,7 @@ impl<'a> Window<'a> {
         u32::try_from(kib).unwrap_or(u32::MAX)
     }
 
-    fn finish(self, mut guest: Run, name: &str, folder: &Path) -> Result<Outcome> {
+    fn finish(mut self, mut guest: Run, name: &str, folder: &Path) -> Result<Outcome> {
         let Some(mut round) = guest.rounds.pop() else {
             return Err(Error::Protocol("the guest has recorded no round".into()));
         };
@@ -355,9 +355,13 @@ impl<'a> Window<'a> {
         round.traced.extend(traced);
         round.name = name.to_owned();
         let offset = match self.offsets.as_slice() {
-            [before, after] => attach::guest_offset(*before, *after),
-            _ => None,
+            [before, after] => attach::guest_offset(before, after),
+            _ => Ok(None),
         };
+        let offset = offset.unwrap_or_else(|why| {
+            self.problems.push(why.to_owned());
+            None
+        });
         round.clocks = Clocks {
             host: self.pairs,
             realtime_minus_monotonic_ns: tracers::realtime_minus_monotonic_ns(),
