@@ -5,9 +5,14 @@ use std::path::Path;
 
 use fathom_run::{Clock, Round, Run, RunKind};
 
+use crate::clock::bounds::Unrelated;
 use crate::clock::{self, TimeBase, bounds, crossings, trips};
 use crate::join::merge::Side;
 use crate::join::survey::Survey;
+
+/// How clocks are related whose requests agree on several distances.
+const PERIODIC: &str =
+    "the requests repeat in a period, so several distances between the two clocks fit";
 
 /// Returns how a round's clocks relate, and why KVM's offset is not trusted, if it is not.
 pub(crate) fn time_base(
@@ -27,8 +32,10 @@ pub(crate) fn time_base(
     let mut time = TimeBase::new(&round.clocks, offset, mixed);
     if survey.any(Side::Remote) {
         let (near, remote) = crossings::of(dir, round, &time);
-        if let Some(found) = bounds::relate(&near, &remote) {
-            time = time.with_remote(found);
+        match bounds::relate(&near, &remote) {
+            Ok(found) => time = time.with_remote(found),
+            Err(Unrelated::Periodic) => time.remote_method = PERIODIC.into(),
+            Err(Unrelated::Few) => {}
         }
     }
     if time.error.is_some() || !survey.any(Side::Guest) {
@@ -40,9 +47,11 @@ pub(crate) fn time_base(
     let guest = trips::of_guest(dir, run, round, survey, &time);
     let host = trips::of_host(dir, run, round, survey, &time);
     match bounds::relate(&guest, &host) {
-        Some(found) => (time.with_bounds(found), doubt),
-        None => (time, doubt),
+        Ok(found) => time = time.with_bounds(found),
+        Err(Unrelated::Periodic) => time.method = PERIODIC.into(),
+        Err(Unrelated::Few) => {}
     }
+    (time, doubt)
 }
 
 /// Returns the time that all sides of a joined run watched; two recordings begin and end at

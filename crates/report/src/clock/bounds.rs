@@ -18,6 +18,8 @@ const ROUGH_GUEST: usize = 400;
 const ROUGH_HOST: usize = 1600;
 /// The share of the guest requests that must agree on the rough distance.
 const AGREE: f64 = 0.5;
+/// The share of those requests from which another distance fits as well.
+const RIVAL: f64 = 0.9;
 /// The largest relative difference between the rates of the clocks.
 const MAX_DRIFT: f64 = 1e-3;
 /// Number of slices of time for which the tightest bounds are kept.
@@ -34,6 +36,15 @@ pub(crate) struct Relation {
     pub(crate) method: String,
 }
 
+/// Why two clocks are not related.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unrelated {
+    /// Too few requests were seen on both sides.
+    Few,
+    /// Several distances fit: the requests repeat in a period, and look the same one period later.
+    Periodic,
+}
+
 /// A bound: at the guest's time `at`, the distance (host minus guest) is at most, or at least,
 /// `distance`.
 #[derive(Clone, Copy, Debug)]
@@ -42,17 +53,17 @@ struct Bound {
     distance: i64,
 }
 
-/// Relates the clocks by requests seen on both sides, each in order of time. Returns None when
-/// too few requests agree.
-pub(crate) fn relate(guest: &[GuestTrip], host: &[HostTrip]) -> Option<Relation> {
+/// Relates the clocks by requests seen on both sides, each in order of time. Fails when too few
+/// requests agree, or when they agree on several distances.
+pub(crate) fn relate(guest: &[GuestTrip], host: &[HostTrip]) -> Result<Relation, Unrelated> {
     let rough = rough(guest, host)?;
     let mut bounds = Bounds::new(guest);
     let matched = track(guest, host, rough, &mut bounds);
     if matched < 2 {
-        return None;
+        return Err(Unrelated::Few);
     }
-    let (line, error, drift) = bounds.fit()?;
-    Some(Relation {
+    let (line, error, drift) = bounds.fit().ok_or(Unrelated::Few)?;
+    Ok(Relation {
         line,
         error,
         method: format!(
@@ -73,7 +84,7 @@ fn same(guest: &GuestTrip, host: &HostTrip) -> bool {
 }
 
 /// Returns the range of distances that most pairs of requests agree with.
-fn rough(guest: &[GuestTrip], host: &[HostTrip]) -> Option<(i64, i64)> {
+fn rough(guest: &[GuestTrip], host: &[HostTrip]) -> Result<(i64, i64), Unrelated> {
     let guest = &guest[..guest.len().min(ROUGH_GUEST)];
     let host = &host[..host.len().min(ROUGH_HOST)];
     let mut edges: Vec<(i64, i32)> = Vec::new();
@@ -96,7 +107,28 @@ fn rough(guest: &[GuestTrip], host: &[HostTrip]) -> Option<(i64, i64)> {
         }
     }
     let enough = (guest.len() as f64 * AGREE).max(1.0);
-    place.filter(|_| f64::from(best) >= enough)
+    let place = place.filter(|_| f64::from(best) >= enough);
+    let place = place.ok_or(Unrelated::Few)?;
+    match is_unique(&edges, best) {
+        true => Ok(place),
+        false => Err(Unrelated::Periodic),
+    }
+}
+
+/// Returns whether nearly `best` requests agree in one range of distances only. Between two ranges,
+/// less than half of them agree.
+fn is_unique(edges: &[(i64, i32)], best: i32) -> bool {
+    let (mut depth, mut ranges, mut is_inside) = (0, 0, false);
+    for &(_, step) in edges {
+        depth -= step;
+        if depth * 2 < best {
+            is_inside = false;
+        } else if !is_inside && f64::from(depth) >= RIVAL * f64::from(best) {
+            is_inside = true;
+            ranges += 1;
+        }
+    }
+    ranges == 1
 }
 
 /// Matches the guest's requests in order: finds the counterpart of each near the current distance
@@ -357,8 +389,31 @@ mod tests {
         for trip in &mut host {
             trip.key = Some(Key::new(0, 1 << 40, 512));
         }
-        assert!(relate(&guest, &host).is_none());
-        assert!(relate(&[], &[]).is_none());
+        assert_eq!(relate(&guest, &host).unwrap_err(), Unrelated::Few);
+        assert_eq!(relate(&[], &[]).unwrap_err(), Unrelated::Few);
+    }
+
+    /// Requests that all take equally long look the same one period later.
+    #[test]
+    fn a_periodic_load_is_not_related() {
+        let (mut guest, mut host) = trips(5, 0.0, 2000, 3);
+        for (i, (guest, host)) in guest.iter_mut().zip(&mut host).enumerate() {
+            let at = 1_000_000_000 + i as i64 * 400_000;
+            (guest.issue, guest.complete) = (at, at + 300_000);
+            (host.from, host.to) = (at + 7_040_000, at + 7_200_000);
+        }
+        let unkeyed = host.iter().map(|trip| HostTrip { key: None, ..*trip });
+        let unkeyed: Vec<HostTrip> = unkeyed.collect();
+        // Keys repeat after 50 requests.
+        for host in [&host, &unkeyed] {
+            assert_eq!(relate(&guest, host).unwrap_err(), Unrelated::Periodic);
+        }
+        // Keys that do not repeat show the distance.
+        for (i, (guest, host)) in guest.iter_mut().zip(&mut host).enumerate() {
+            guest.key = Key::new(0, i as u64 * 4096, 4096);
+            host.key = Some(guest.key);
+        }
+        assert!(relate(&guest, &host).is_ok());
     }
 
     #[test]
