@@ -35,6 +35,7 @@ pub(crate) mod parts {
     pub(crate) use super::guest::Guest;
     pub(crate) use super::kvm::{Kvm, pins};
     pub(crate) use super::server::{Cookie, Record, Records};
+    pub(crate) use super::share::Share;
 }
 
 use std::cmp::Reverse;

@@ -6,7 +6,7 @@ use fathom_run::{Disk, Kind, Role, Run};
 
 use crate::analysis::Point;
 use crate::join::merge::{Seen, Side};
-use crate::join::parts::pins;
+use crate::join::parts::{Share, pins};
 use crate::join::way::{Key, Way};
 
 /// The wiki's layers below the guest's benchmark, from the outside in.
@@ -78,7 +78,7 @@ pub(crate) struct Means {
     msi: Vec<(u64, u64)>,
     gsis: Vec<u64>,
     servers: Vec<u32>,
-    host_dev: Option<u64>,
+    share: Share,
     guest: Open,
     kvm: Open,
     host: HashMap<Key, i64>,
@@ -108,7 +108,7 @@ impl Means {
                 .filter(|thread| server(thread.pid) && thread.role != Role::Vcpu)
                 .map(|thread| thread.tid)
                 .collect(),
-            host_dev: disk.host.as_ref().map(|host| host.dev),
+            share: Share::of(run),
             ..Means::default()
         }
     }
@@ -202,13 +202,16 @@ impl Means {
                     self.count(Row::Io, result - device);
                 }
             }
-            Kind::BlockRqIssue if Some(args[0]) == self.host_dev && !self.recorded => {
-                self.host
-                    .insert(Key::sectors(args[3], args[1], args[2]), at);
+            Kind::BlockRqIssue if !self.recorded => {
+                let key = self.share.key(&seen.event);
+                let tid = seen.event.tid;
+                if let Some(key) = key.filter(|key| self.share.holds(key, tid)) {
+                    self.host.insert(key, at);
+                }
             }
-            Kind::BlockRqComplete if Some(args[0]) == self.host_dev && !self.recorded => {
-                let key = Key::sectors(args[3], args[1], args[2]);
-                if let Some(issue) = self.host.remove(&key) {
+            Kind::BlockRqComplete if !self.recorded => {
+                let key = self.share.key(&seen.event);
+                if let Some(issue) = key.and_then(|key| self.host.remove(&key)) {
                     self.count(Row::Io, at - issue);
                 }
             }

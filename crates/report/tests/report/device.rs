@@ -94,3 +94,23 @@ fn host_requests_without_extents_may_be_anothers() {
         assert_eq!(exact.truth.hosts, [(HostClass::Direct, 300)]);
     }
 }
+
+#[test]
+fn the_wikis_host_io_is_the_disks_own() {
+    for is_placed in [true, false] {
+        let mut simulated = shared_device(33, 1);
+        simulated.without("fathom");
+        if !is_placed {
+            simulated.run.disks[0].extents.clear();
+        }
+        simulated.rewrite();
+        let wiki = simulated.analyse().wiki.unwrap();
+        let row = wiki.cumulative.iter().find(|row| row.0 == "Host I/O");
+        let times = simulated.truths.iter().map(|truth| {
+            let at = |point| truth.points.iter().find(|(p, _)| *p == point).unwrap().1;
+            at(Point::HostComplete) - at(Point::HostIssue)
+        });
+        let mean = times.sum::<i64>() as f64 / 300.0;
+        assert!((row.unwrap().1 - mean).abs() < 1.0, "{row:?}, {mean}");
+    }
+}
