@@ -96,7 +96,16 @@ type Key = (u32, String, String);
 struct Begun {
     at: f64,
     flags: String,
+    /// Flags of the last begin: a wait for a mutex alternates between spinning and sleeping, and
+    /// each change is a begin.
+    last: String,
     caller: Option<String>,
+}
+
+/// Returns whether a wait may sleep. Interrupts wait only for locks that spin.
+fn may_sleep(flags: &str) -> bool {
+    let mut words = flags.split('|');
+    !words.clone().any(|word| word == "SPIN") || words.any(|word| word == "MUTEX")
 }
 
 impl Waits {
@@ -146,6 +155,7 @@ impl State {
                     let begun = Begun {
                         at: event.at,
                         flags: flags.to_owned(),
+                        last: flags.to_owned(),
                         caller: None,
                     };
                     self.begun = Some((key, begun));
@@ -165,13 +175,24 @@ impl State {
         }
     }
 
-    /// Records that the wait has begun. A wait that changes from spinning to sleeping begins twice;
-    /// the first begin counts.
+    /// Records that a wait has begun, or has changed between spinning and sleeping. Other begins
+    /// show that the end of the thread's earlier wait was lost: that wait is dropped.
     fn close(&mut self) {
-        if let Some((key, begun)) = self.begun.take()
-            && self.open.len() < MOST_OPEN
-        {
-            self.open.entry(key).or_insert(begun);
+        let Some((key, begun)) = self.begun.take() else {
+            return;
+        };
+        if may_sleep(&begun.last) && key.0 != 0 {
+            // The thread waits for nothing else at that time.
+            let (tid, lock) = (key.0, &key.2);
+            self.open.retain(|open, _| open.0 != tid || open.2 == *lock);
+        }
+        if let Some(open) = self.open.get_mut(&key) {
+            match open.last != begun.last {
+                true => open.last = begun.last,
+                false => *open = begun,
+            }
+        } else if self.open.len() < MOST_OPEN {
+            self.open.insert(key, begun);
         }
     }
 
@@ -274,6 +295,68 @@ fio 250/251 [003] 10.000500: lock:contention_end: 0xffff8882 (ret=0)
             ("SPIN virtio_queue_rq [virtio_blk.ko]", 1, 200.0),
         ];
         assert_eq!(told, expected);
+    }
+
+    /// Returns the text of a begin (with flags) or an end of a wait of thread 251.
+    fn at(seconds: &str, lock: &str, flags: Option<&str>) -> String {
+        let head = format!("fio 250/251 [000] {seconds}: lock:contention_");
+        match flags {
+            Some(flags) => format!("{head}begin: {lock} (flags={flags})\n\n"),
+            None => format!("{head}end: {lock} (ret=0)\n\n"),
+        }
+    }
+
+    fn seconds(events: &[(&str, &str, Option<&str>)]) -> Vec<(u64, f64)> {
+        let text: String = events
+            .iter()
+            .map(|&(seconds, lock, flags)| at(seconds, lock, flags))
+            .collect();
+        let waits = waits(text.as_bytes());
+        let waits = waits.iter();
+        waits
+            .map(|one| (one.waits, (one.seconds * 1e6).round()))
+            .collect()
+    }
+
+    #[test]
+    fn a_lost_end_makes_no_long_wait() {
+        const SPIN: Option<&str> = Some("SPIN");
+        const MUTEX: Option<&str> = Some("MUTEX");
+        const BOTH: Option<&str> = Some("SPIN|MUTEX");
+        // The end before the second begin of the same lock is lost.
+        for flags in [SPIN, MUTEX, BOTH] {
+            let events = [
+                ("10.0", "0x1", flags),
+                ("19.0", "0x1", flags),
+                ("19.00002", "0x1", None),
+            ];
+            assert_eq!(seconds(&events), [(1, 20.0)], "{flags:?}");
+        }
+        // A thread that waits for a mutex waits for no other lock: the first end is lost, and so is
+        // the begin of the last wait.
+        let events = [
+            ("10.0", "0x1", MUTEX),
+            ("11.0", "0x2", MUTEX),
+            ("11.00003", "0x2", None),
+            ("19.0", "0x1", None),
+        ];
+        assert_eq!(seconds(&events), [(1, 30.0)]);
+        // An interrupt may spin for another lock meanwhile.
+        let events = [
+            ("10.0", "0x1", MUTEX),
+            ("10.00001", "0x2", SPIN),
+            ("10.00002", "0x2", None),
+            ("10.00005", "0x1", None),
+        ];
+        assert_eq!(seconds(&events), [(1, 50.0), (1, 10.0)]);
+        // A wait for a mutex that spins, sleeps, and spins again is one wait.
+        let events = [
+            ("10.0", "0x1", BOTH),
+            ("10.00001", "0x1", MUTEX),
+            ("10.00003", "0x1", BOTH),
+            ("10.00004", "0x1", None),
+        ];
+        assert_eq!(seconds(&events), [(1, 40.0)]);
     }
 
     /// Returns the waits of eight threads that write parts of blocks that were not written before.
