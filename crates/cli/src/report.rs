@@ -155,12 +155,7 @@ fn requests(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     if args.json {
         print(&render::json::render(&analyses(&runs)))
     } else if args.csv.is_none() && args.html.is_none() {
-        print_text(&runs)?;
-        let limiters = judged.map(|table| cells::terminal::limiters(&table, style()));
-        match limiters.filter(|text| !text.trim().is_empty()) {
-            Some(text) => print(&format!("\n{text}")),
-            None => Ok(()),
-        }
+        print_text(&runs, judged.as_ref())
     } else {
         Ok(())
     }
@@ -193,7 +188,8 @@ pub fn print_run(dir: &Path) -> anyhow::Result<()> {
         return experiment::print_run(dir);
     }
     let analysis = analyse(&source.dir, &Options::default())?;
-    print_text(&[(source.name, analysis)])
+    let judged = judged(std::slice::from_ref(&source))?;
+    print_text(&[(source.name, analysis)], judged.as_ref())
 }
 
 /// Returns the name of a run in a comparison.
@@ -206,11 +202,14 @@ fn analyses(runs: &[(String, Analysis)]) -> Vec<&Analysis> {
     runs.iter().map(|(_, analysis)| analysis).collect()
 }
 
-fn print_text(runs: &[(String, Analysis)]) -> anyhow::Result<()> {
-    match runs {
-        [(_, one)] => print(&terminal::report(one, style())),
-        several => print(&terminal::compare(several, style())),
-    }
+/// Prints runs; the table of a single run's experiment has its suspected limiter.
+fn print_text(runs: &[(String, Analysis)], judged: Option<&cells::Table>) -> anyhow::Result<()> {
+    let text = match (runs, judged) {
+        ([(_, one)], Some(table)) => cells::terminal::breakdown(one, table, style()),
+        ([(_, one)], None) => terminal::report(one, style()),
+        (several, _) => terminal::compare(several, style()),
+    };
+    print(&text)
 }
 
 fn style() -> Style {

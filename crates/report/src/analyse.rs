@@ -336,6 +336,9 @@ impl<'a> Work<'a> {
                 lost: std::mem::take(&mut self.truth.lost),
                 ..exact.truth
             };
+            for i in 0..exact.layers.len() {
+                exact.layers[i].name = exact.name_of(exact.layers[i].layer);
+            }
             exact
         });
         if let Some(exact) = &exact {

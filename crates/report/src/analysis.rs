@@ -364,6 +364,11 @@ pub struct Analysis {
 }
 
 impl Exact {
+    /// Returns a layer's name in this run.
+    pub fn name_of(&self, layer: Layer) -> &'static str {
+        layer.name(self.is_gap(layer))
+    }
+
     /// Returns whether a layer stands for several layers that could not be separated: either always
     /// ([`Layer::is_gap`]), or because the host's block layer was not watched.
     pub fn is_gap(&self, layer: Layer) -> bool {

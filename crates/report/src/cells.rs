@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use fathom_run::{Run, RunKind};
 
+mod answer;
 mod beside;
 mod bonnie;
 mod cell;
@@ -16,6 +17,7 @@ pub mod csv;
 mod curves;
 mod effects;
 pub mod html;
+mod layers;
 mod path;
 mod points;
 mod profile;

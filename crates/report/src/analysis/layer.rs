@@ -312,6 +312,15 @@ impl Layer {
         )
     }
 
+    /// Returns the layer's name in tables; a layer that is a gap in its run is not said to be more
+    /// than what was seen.
+    pub fn name(self, is_gap: bool) -> &'static str {
+        match (self, is_gap) {
+            (Layer::HostIo, true) => "host: I/O",
+            _ => self.describe().0,
+        }
+    }
+
     /// Returns the layer's name in tables, and its group.
     pub fn describe(self) -> (&'static str, Group) {
         match self {
@@ -336,7 +345,7 @@ impl Layer {
             Layer::HostSubmit => ("host: submit", Group::HostIo),
             Layer::HostDevice => ("host: device", Group::HostIo),
             Layer::HostReap => ("host: reap", Group::HostIo),
-            Layer::HostIo => ("host: I/O without a device", Group::HostIo),
+            Layer::HostIo => ("host: page cache, holes or zeroes", Group::HostIo),
             Layer::ServerOut => ("server: host's driver to interrupt", Group::Server),
             Layer::ServerAnswer => ("server: result to interrupt", Group::Server),
             Layer::ServerFinish => ("server: finish", Group::Server),

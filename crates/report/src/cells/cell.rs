@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fathom_limiter::Verdict;
-use fathom_run::evidence::{Bare, LockWait};
+use fathom_run::evidence::{Bare, Layer, LockWait};
 use fathom_run::{Better, Cell, Error, Measure, Planned, Series, Unit};
 use serde::Serialize;
 
@@ -20,6 +20,8 @@ const MOST_LINES: usize = 20;
 const MOST_MEASURES: usize = 200;
 /// Maximum number of series of a cell.
 const MOST_SERIES: usize = 32;
+/// Maximum number of layers of a cell.
+const MOST_LAYERS: usize = 32;
 /// Maximum number of samples of a series; in a longer one, neighbours are averaged.
 const MOST_SAMPLES: usize = 300;
 
@@ -50,6 +52,9 @@ pub struct Row {
     /// Waits for locks.
     #[serde(skip)]
     pub(super) locks: Vec<LockWait>,
+    /// Mean time of a request in each layer.
+    #[serde(skip)]
+    pub(super) layers: Vec<Layer>,
 }
 
 /// A measure of a run.
@@ -114,12 +119,29 @@ pub(super) fn read(
             .evidence
             .as_ref()
             .and_then(|evidence| evidence.bare.clone()),
+        layers: { cell.evidence.as_ref() }
+            .map(|evidence| layers(&evidence.layers))
+            .unwrap_or_default(),
         locks: cell
             .evidence
             .map(|evidence| evidence.locks)
             .unwrap_or_default(),
         series: cell.series.iter().take(MOST_SERIES).map(thinned).collect(),
     })
+}
+
+/// Limits the layers of a cell.
+fn layers(all: &[Layer]) -> Vec<Layer> {
+    let sound = all
+        .iter()
+        .filter(|one| one.mean_ns.is_finite() && one.mean_ns >= 0.0);
+    sound
+        .take(MOST_LAYERS)
+        .map(|one| Layer {
+            name: name(&one.name),
+            mean_ns: one.mean_ns,
+        })
+        .collect()
 }
 
 impl Columns {

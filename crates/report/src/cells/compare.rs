@@ -100,12 +100,11 @@ impl Comparison {
         })
     }
 
-    /// Returns a line for each point about its main measure: faster, slower, or noise.
+    /// Returns a line for each point about the measure that answers for it: faster, slower, or
+    /// noise.
     pub(super) fn verdicts(&self) -> Vec<String> {
-        let Some(main) = self.runs[0].1.main() else {
-            return Vec::new();
-        };
         let line = |point: &Compared| {
+            let main = self.main_of(point)?;
             let ratio = point.measures.get(&main.name)?.ratio.as_ref()?;
             let what = words::verdict(ratio, main);
             let ratio = format!(
@@ -124,6 +123,19 @@ impl Comparison {
         };
         let lines = self.points.iter().filter_map(line);
         lines.take(words::MOST_ROWS).collect()
+    }
+
+    /// Returns the measure that answers for a point: the main one of run A, else the first of the
+    /// point's own that can be better, for points of another test.
+    pub(super) fn main_of(&self, point: &Compared) -> Option<&Column> {
+        let has = |column: &&Column| point.measures.contains_key(&column.name);
+        let first = |is: fn(Better) -> bool| {
+            let mut all = self.measures.iter().filter(has);
+            all.find(|column| is(column.better))
+        };
+        { self.runs[0].1.main().filter(has) }
+            .or_else(|| first(|better| better == Better::Higher))
+            .or_else(|| first(|better| better == Better::Lower))
     }
 
     /// Returns notes that explain the figures and count the points without a counterpart.

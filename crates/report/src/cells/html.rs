@@ -11,8 +11,10 @@ mod lines;
 mod points;
 mod sheet;
 
+use super::answer;
 use super::compare::Comparison;
 use super::effects;
+use super::layers;
 use super::path::html as path;
 use super::profile::html as profile;
 use super::spread;
@@ -24,6 +26,7 @@ use crate::render::facts;
 use crate::render::html::header::{problems, warning};
 use crate::render::html::markup::{Html, numbers};
 use crate::render::html::{self as breakdown, start};
+use crate::render::layout::{Layout, Sheet};
 use crate::render::text::date;
 
 const STYLES: &[&str] = &[include_str!("page.css")];
@@ -32,19 +35,17 @@ const STYLES: &[&str] = &[include_str!("page.css")];
 /// are escaped.
 pub fn render(table: &Table) -> String {
     let mut body = Html::default();
-    body.raw("<header>\n");
-    body.element("p", &[("class", "when")], &date(table.created));
-    body.element("h1", &[], &table.title);
-    head(&mut body, "", table);
-    body.raw("</header>\n");
-    sections(&mut body, "", table);
+    run(&mut body, "", table, |html| {
+        html.element("p", &[("class", "when")], &date(table.created));
+        html.element("h1", &[], &table.title);
+    });
     finish(&table.title, body)
 }
 
 /// Renders the page of an experiment's only cell, whose requests were followed through all layers,
 /// with its suspected limiters.
 pub fn breakdown(cell: &[(String, Analysis)], table: &Table) -> String {
-    breakdown::render_and(cell, |html| show_limiters(html, "", table))
+    breakdown::render_and(cell, answer::suspect(table).as_ref())
 }
 
 /// Renders the page of two runs: their points side by side, then each run.
@@ -53,14 +54,12 @@ pub fn compare(comparison: &Comparison) -> String {
     compare::show(&mut body, comparison);
     profile::compare(&mut body, comparison);
     for (letter, (name, table)) in ["A", "B"].into_iter().zip(&comparison.runs) {
-        body.raw("<section class=\"run\">\n<header>\n");
-        body.element("p", &[("class", "when")], &date(table.created));
-        body.run_heading(&format!("run-{letter}"), letter, name);
-        body.note(&table.title);
-        let prefix = format!("{letter}-");
-        head(&mut body, &prefix, table);
-        body.raw("</header>\n");
-        sections(&mut body, &prefix, table);
+        body.raw("<section class=\"run\">\n");
+        run(&mut body, &format!("{letter}-"), table, |html| {
+            html.element("p", &[("class", "when")], &date(table.created));
+            html.run_heading(&format!("run-{letter}"), letter, name);
+            html.note(&table.title);
+        });
         body.raw("</section>\n");
     }
     finish("Runs of an experiment compared", body)
@@ -73,15 +72,52 @@ fn finish(title: &str, body: Html) -> String {
     html.finish()
 }
 
-/// Shows warnings, then the facts of the run.
-fn head(html: &mut Html, prefix: &str, table: &Table) {
+/// Shows a run in the common shape of reports. `prefix` makes ids unique on a page with several
+/// runs.
+fn run(html: &mut Html, prefix: &str, table: &Table, title: impl FnOnce(&mut Html)) {
+    let mut parts = Layout::new(Html::default);
+    head(&mut parts.answer, table, title);
+    let picture = &mut parts.picture;
+    bars::show(picture, prefix, table);
+    layers::html::show(picture, prefix, table);
+    curves::show(picture, prefix, table);
+    forest::show(picture, prefix, table);
+    show_effects(picture, prefix, table);
+    show_limiters(picture, prefix, table);
+    profile::show(picture, prefix, table);
+    time_line::show(picture, prefix, table);
+    path::show(picture, prefix, table);
+    let tables = &mut parts.table;
+    beside::show(tables, prefix, table);
+    sheet::show(tables, prefix, table);
+    bonnie::show(tables, prefix, table);
+    points::show(tables, prefix, table);
+    show_spread(tables, prefix, table);
+    lines::show(tables, prefix, table);
+    environment(&mut parts.environment, prefix, table);
+    html.append(parts.finish());
+}
+
+/// Shows the answer, the title, and warnings that make all figures doubtful.
+fn head(html: &mut Html, table: &Table, title: impl FnOnce(&mut Html)) {
+    let answer = answer::of(table);
+    html.raw("<header>\n");
+    html.element("p", &[("class", "verdict")], &answer.sentence);
+    html.raw("\n");
+    let said = answer.advice.map(str::to_owned).into_iter();
+    said.chain(answer.more).for_each(|line| html.note(&line));
+    title(html);
     if let Some(missing) = words::missing(table) {
         warning(html, "warning", "Not finished.", &missing);
     }
     if let Some(doubt) = facts::doubt(&table.environment) {
         warning(html, "warning", "Mind:", doubt);
     }
-    problems(html, &table.problems);
+    html.raw("</header>\n");
+}
+
+fn environment(html: &mut Html, prefix: &str, table: &Table) {
+    html.heading(prefix, ("environment", "Environment"), "Environment");
     let id = format!("{prefix}environment-list");
     html.open("dl", &[("class", "facts about"), ("id", &id)]);
     for (name, words) in words::facts(table) {
@@ -89,24 +125,7 @@ fn head(html: &mut Html, prefix: &str, table: &Table) {
         html.element("dd", &[], &words);
     }
     html.raw("</dl>\n");
-}
-
-/// Shows the sections of a run. `prefix` makes ids unique on a page with several runs.
-fn sections(html: &mut Html, prefix: &str, table: &Table) {
-    beside::show(html, prefix, table);
-    sheet::show(html, prefix, table);
-    bonnie::show(html, prefix, table);
-    points::show(html, prefix, table);
-    show_limiters(html, prefix, table);
-    show_effects(html, prefix, table);
-    forest::show(html, prefix, table);
-    bars::show(html, prefix, table);
-    curves::show(html, prefix, table);
-    show_spread(html, prefix, table);
-    profile::show(html, prefix, table);
-    time_line::show(html, prefix, table);
-    path::show(html, prefix, table);
-    lines::show(html, prefix, table);
+    problems(html, &table.problems);
 }
 
 /// Shows the suspected limiters as sentences; as the last column of a wide table, they would be

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::cell::{self, Column, Columns, Problems, Row, setting};
 use super::confirm;
 use super::curves::Knee;
+use super::layers;
 use super::path;
 use super::points::{Points, Settings};
 use super::profile::{self, Sampled};
@@ -108,6 +109,9 @@ pub struct Point {
     /// The kernel locks with the longest waits, of all rounds together.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub locks: Vec<LockWait>,
+    /// Mean time of a request in each layer in ns, over the rounds that have the layer.
+    #[serde(skip)]
+    pub(super) layers: Vec<(String, f64)>,
 }
 
 /// A measure of a point.
@@ -255,6 +259,7 @@ impl Point {
             verdict,
             limiter,
             locks: profile::locks(rows),
+            layers: layers::of(rows),
             ..Point::default()
         }
     }
@@ -355,6 +360,7 @@ mod tests {
             }),
             series: Vec::new(),
             locks: Vec::new(),
+            layers: Vec::new(),
         }
     }
 

@@ -1,15 +1,18 @@
 //! Experiments on a terminal: [`report`] for one run, [`compare`] for two. No line is wider than
 //! 100 columns.
 
+mod bars;
 mod bonnie;
 
 use std::collections::BTreeMap;
 
 use fathom_run::{Better, Unit};
 
+use super::answer;
 use super::beside::Sides;
 use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
+use super::layers;
 use super::path;
 use super::points::Settings;
 use super::profile;
@@ -20,9 +23,10 @@ use super::table::{Figure, Point, Table};
 use super::time_line;
 use super::words::{self, MOST_ROWS, Scale};
 use super::{bonnie as layout, effects};
+use crate::analysis::Analysis;
 use crate::render::facts;
-use crate::render::terminal::Style;
 use crate::render::terminal::page::Page;
+use crate::render::terminal::{Style, report_and};
 use crate::render::text::{self, WIDTH, plural};
 
 /// Maximum width of the settings in each row, in characters. Wider settings become a list.
@@ -36,54 +40,76 @@ const ALL: &str = "--html, --json and --csv have all that was measured.";
 
 /// Renders everything about an experiment's run as text.
 pub fn report(table: &Table, style: Style) -> String {
-    let mut page = Page::new(style);
-    page.heading(&table.title);
+    let answer = answer::of(table);
+    let mut parts = Page::report(style, &answer.sentence, &table.title);
+    let said = answer
+        .advice
+        .map(str::to_owned)
+        .into_iter()
+        .chain(answer.more);
+    said.for_each(|line| parts.answer.note(&line));
+    warnings(&mut parts.answer, "", table);
+    let picture = &mut parts.picture;
+    bars::show(picture, table);
+    layers::terminal::show(picture, table);
+    rankings(picture, table);
+    show_effects(picture, table);
+    knees(picture, table);
+    verdicts(picture, table);
+    profile::terminal::show(picture, table);
+    time_line::terminal::show(picture, table);
+    path::terminal::show(picture, table);
+    tables(&mut parts.table, table);
+    let environment = &mut parts.environment;
+    environment.heading("Environment");
     for (name, words) in words::facts(table) {
-        page.fact(name, &words);
+        environment.fact(name, &words);
     }
-    if let Some(doubt) = facts::doubt(&table.environment) {
-        page.warning(doubt);
+    problems(environment, &table.problems);
+    parts.finish().finish()
+}
+
+/// Warns of what makes all figures of a run doubtful; `letter` names one of several runs.
+fn warnings(page: &mut Page, letter: &str, table: &Table) {
+    let doubt = facts::doubt(&table.environment).map(str::to_owned);
+    for line in doubt.into_iter().chain(words::missing(table)) {
+        page.warning(&format!("{letter}{line}"));
     }
-    if let Some(missing) = words::missing(table) {
-        page.warning(&missing);
-    }
-    bonnie::show(&mut page, table);
+}
+
+fn tables(page: &mut Page, table: &Table) {
+    bonnie::show(page, table);
     match (Sides::of(table), sheet::of(table)) {
-        (Some(sides), _) => beside(&mut page, &sides),
+        (Some(sides), _) => beside(page, &sides),
         (None, Some(sheet)) => {
             page.heading("Attributes");
             let rows: Vec<&Settings> = sheet.rows.iter().collect();
             let groups = sheet.columns.into_iter().map(|column| vec![column]);
-            grid(&mut page, &rows, groups.collect());
+            grid(page, &rows, groups.collect());
             page.note(sheet::EXPLAINED);
             page.note(ALL);
         }
         (None, None) => {
             page.heading("Points");
-            points(&mut page, table);
+            points(page, table);
             for line in words::explained(table) {
                 page.note(&line);
             }
         }
     }
+    show_spread(page, table);
+    if let Some(line) = words::breakdowns(table) {
+        page.heading("Breakdowns");
+        page.note(&line);
+    }
+}
+
+fn show_effects(page: &mut Page, table: &Table) {
     let sentences = effects::sentences(table);
     if !sentences.is_empty() {
         page.heading("Effects");
     }
     sentences.iter().for_each(|line| page.note(line));
-    rankings(&mut page, table);
-    knees(&mut page, table);
-    verdicts(&mut page, table);
-    show_spread(&mut page, table);
-    profile::terminal::show(&mut page, table);
-    time_line::terminal::show(&mut page, table);
-    path::terminal::show(&mut page, table);
-    if let Some(line) = words::breakdowns(table) {
-        page.heading("Breakdowns");
-        page.note(&line);
-    }
-    problems(&mut page, &table.problems);
-    page.finish()
 }
 
 fn show_spread(page: &mut Page, table: &Table) {
@@ -104,25 +130,42 @@ fn show_spread(page: &mut Page, table: &Table) {
     page.note(spread::EXPLAINED);
 }
 
-/// Renders only the suspected limiters of the points, for a run that has another kind of page.
-pub fn limiters(table: &Table, style: Style) -> String {
-    let mut page = Page::new(style);
-    verdicts(&mut page, table);
-    page.finish()
+/// Renders an experiment's only cell, whose requests were followed through all layers, with its
+/// suspected limiter.
+pub fn breakdown(cell: &Analysis, table: &Table, style: Style) -> String {
+    report_and(cell, answer::suspect(table).as_ref(), style)
 }
 
 /// Renders two runs of an experiment, point by point.
 pub fn compare(comparison: &Comparison, style: Style) -> String {
-    let mut page = Page::new(style);
-    page.heading("Runs of an experiment compared");
+    let answer = answer::of_comparison(comparison);
+    let mut parts = Page::report(style, &answer, "Runs of an experiment compared");
     for (letter, (name, table)) in ["A", "B"].into_iter().zip(&comparison.runs) {
-        page.fact(letter, &format!("{name}: {}", table.title));
-        if let Some(doubt) = facts::doubt(&table.environment) {
-            page.warning(&format!("{letter}: {doubt}"));
-        }
-        if let Some(missing) = words::missing(table) {
-            page.warning(&format!("{letter}: {missing}"));
-        }
+        parts
+            .answer
+            .fact(letter, &format!("{name}: {}", table.title));
+        warnings(&mut parts.answer, &format!("{letter}: "), table);
+    }
+    let verdicts = comparison.verdicts();
+    if !verdicts.is_empty() {
+        parts.picture.heading("Changes");
+    }
+    verdicts.iter().for_each(|line| parts.picture.note(line));
+    let page = &mut parts.table;
+    page.heading("Points of both");
+    let shown = &comparison.points[..comparison.points.len().min(MOST_ROWS)];
+    let rows: Vec<&Settings> = shown.iter().map(|point| &point.settings).collect();
+    let groups = comparison
+        .measures
+        .iter()
+        .flat_map(|column| pairs(column, shown));
+    grid(page, &rows, groups.collect());
+    for line in comparison.explained() {
+        page.note(&line);
+    }
+    let page = &mut parts.environment;
+    if !comparison.differences.is_empty() {
+        page.heading("Differences of the environment");
     }
     for difference in &comparison.differences {
         page.fact(
@@ -131,29 +174,13 @@ pub fn compare(comparison: &Comparison, style: Style) -> String {
         );
         page.fact("", &format!("B: {}", difference.values[1]));
     }
-    let verdicts = comparison.verdicts();
-    if !verdicts.is_empty() {
-        page.heading("Changes");
-    }
-    verdicts.iter().for_each(|line| page.note(line));
-    page.heading("Points of both");
-    let shown = &comparison.points[..comparison.points.len().min(MOST_ROWS)];
-    let rows: Vec<&Settings> = shown.iter().map(|point| &point.settings).collect();
-    let groups = comparison
-        .measures
-        .iter()
-        .flat_map(|column| pairs(column, shown));
-    grid(&mut page, &rows, groups.collect());
-    for line in comparison.explained() {
-        page.note(&line);
-    }
     let sides = ["A", "B"].into_iter().zip(&comparison.runs);
     let all = sides.flat_map(|(letter, (_, table))| {
         let lines = table.problems.iter();
         lines.map(move |line| format!("{letter}: {line}"))
     });
-    problems(&mut page, &all.collect::<Vec<String>>());
-    page.finish()
+    problems(page, &all.collect::<Vec<String>>());
+    parts.finish().finish()
 }
 
 /// Columns that belong together, each with a heading and a text for each row.

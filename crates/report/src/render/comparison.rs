@@ -2,7 +2,8 @@
 
 use super::facts;
 use super::text::micros;
-use crate::analysis::{Analysis, Distribution, Layer, LayerRow};
+use super::verdict::Duration;
+use crate::analysis::{Analysis, Distribution, Exact, Layer, LayerRow};
 
 /// A run, with the user's name for it.
 type Named = (String, Analysis);
@@ -14,6 +15,73 @@ pub(super) fn letter(run: usize) -> String {
         0 => last.to_string(),
         before => format!("{}{last}", letter(before - 1)),
     }
+}
+
+/// Maximum number of runs that the answer compares with the first.
+const MOST_ANSWERED: usize = 4;
+
+/// Returns the answer of a comparison: how much longer a request of each run takes than one of the
+/// first, and the layer that makes most of the difference.
+pub(super) fn answer(runs: &[Named], duration: Duration) -> String {
+    let Some(base) = runs.first().and_then(|(_, run)| exact(run)) else {
+        return "Nothing to compare: no request of run A could be followed.".into();
+    };
+    let others = runs.iter().enumerate().skip(1).take(MOST_ANSWERED);
+    let told = others.map(|(i, (_, run))| match exact(run) {
+        Some(exact) => against(&letter(i), exact, base, duration),
+        None => format!("no request of {} could be followed", letter(i)),
+    });
+    let more = runs.len().saturating_sub(1 + MOST_ANSWERED);
+    let more = (more > 0).then(|| format!("the tables have {more} more"));
+    let told: Vec<String> = told.chain(more).collect();
+    let whole = duration(base.total.mean);
+    match told.is_empty() {
+        true => format!("A request of A takes {whole}; there is no run to compare it with."),
+        false => format!("A request of A takes {whole}: {}.", told.join("; ")),
+    }
+}
+
+/// Returns the requests that were followed.
+fn exact(run: &Analysis) -> Option<&Exact> {
+    run.exact.as_ref().filter(|exact| exact.total.count > 0)
+}
+
+/// Returns words such as `B takes 30.00 us (32%) longer, most of it in 'host: device' (+38.15 us)`.
+fn against(letter: &str, exact: &Exact, base: &Exact, duration: Duration) -> String {
+    let more = exact.total.mean - base.total.mean;
+    let share = more.abs() / base.total.mean.max(1.0) * 100.0;
+    if share < 0.5 {
+        return format!("{letter} takes as long");
+    }
+    let word = if more > 0.0 { "longer" } else { "less" };
+    let by = duration(more.abs());
+    let mean = |of: &Exact, layer| {
+        let row = of.layers.iter().find(|row| row.layer == layer);
+        row.map_or(0.0, |row| row.time.mean)
+    };
+    let layers = Layer::ALL.iter().copied();
+    let changes = layers.map(|layer| (layer, mean(exact, layer) - mean(base, layer)));
+    // The layer that contributes most in the direction of the change.
+    let most = changes.max_by(|a, b| (a.1 * more.signum()).total_cmp(&(b.1 * more.signum())));
+    let most = most
+        .filter(|(_, change)| change * more > 0.0)
+        .map(|(layer, change)| {
+            let sign = if change > 0.0 { "+" } else { "-" };
+            let part = match change.abs() * 2.0 >= more.abs() {
+                true => "most of it",
+                false => "the largest part of it",
+            };
+            let gap = exact.is_gap(layer) || base.is_gap(layer);
+            format!(
+                ", {part} in '{}' ({sign}{})",
+                layer.name(gap),
+                duration(change.abs())
+            )
+        });
+    format!(
+        "{letter} takes {by} ({share:.0}%) {word}{}",
+        most.unwrap_or_default()
+    )
 }
 
 /// Returns the facts of the environment that differ between runs: a name, and a text for each run.

@@ -23,7 +23,7 @@ pub(crate) fn host(class: HostClass) -> &'static str {
         HostClass::Direct => "one for one",
         HostClass::Split => "split",
         HostClass::Merged => "merged",
-        HostClass::Cached => "without a device",
+        HostClass::Cached => "answered from page cache, holes or zeroes",
         HostClass::Remote => "remote",
         HostClass::Unknown => "unknown",
     }

@@ -8,6 +8,8 @@ pub(crate) mod page;
 mod tables;
 mod truth;
 
+use super::answer::{self, Suspect};
+use super::text::duration;
 use crate::analysis::Analysis;
 use page::Page;
 
@@ -22,20 +24,38 @@ pub struct Style {
 
 /// Renders everything about one run as text.
 pub fn report(analysis: &Analysis, style: Style) -> String {
-    let mut page = Page::new(style);
-    environment::show(&mut page, analysis);
-    if let Some(wiki) = &analysis.wiki {
-        tables::wiki(&mut page, wiki);
+    report_and(analysis, None, style)
+}
+
+/// Renders a run whose limiter is suspected from evidence around it.
+pub(crate) fn report_and(analysis: &Analysis, suspect: Option<&Suspect>, style: Style) -> String {
+    let answer = answer::of_run(analysis, suspect, duration);
+    let mut parts = Page::report(style, &answer.text(), &analysis.title);
+    if let Some(advice) = answer.advice {
+        parts.answer.note(advice);
     }
+    environment::warnings(&mut parts.answer, analysis);
+    answer
+        .errors
+        .iter()
+        .for_each(|error| parts.answer.warning(error));
     if let Some(exact) = &analysis.exact {
-        breakdown::show(&mut page, exact);
-        truth::show(&mut page, exact);
+        breakdown::picture(&mut parts.picture, exact);
+        breakdown::tables(&mut parts.table, exact);
     }
-    tables::rounds(&mut page, &analysis.rounds);
-    tables::overhead(&mut page, &analysis.overhead);
-    tables::qemu(&mut page, &analysis.qemu);
-    tables::calls(&mut page, &analysis.calls);
-    tables::locks(&mut page, &analysis.locks);
-    tables::problems(&mut page, &analysis.problems);
-    page.finish()
+    let tables = &mut parts.table;
+    if let Some(wiki) = &analysis.wiki {
+        tables::wiki(tables, wiki);
+    }
+    tables::rounds(tables, &analysis.rounds);
+    tables::overhead(tables, &analysis.overhead);
+    tables::qemu(tables, &analysis.qemu);
+    tables::calls(tables, &analysis.calls);
+    tables::locks(tables, &analysis.locks);
+    environment::show(&mut parts.environment, analysis);
+    if let Some(exact) = &analysis.exact {
+        truth::show(&mut parts.environment, exact);
+    }
+    tables::problems(&mut parts.environment, &analysis.problems);
+    parts.finish().finish()
 }

@@ -1,4 +1,4 @@
-//! The verdict at the top of a report: the layer to look at, or that none stands out.
+//! The verdict of the layers: the layer to look at, or that none stands out.
 
 use crate::analysis::{Analysis, Exact, Group, Layer, LayerRow};
 use crate::render::text::percent;
@@ -13,7 +13,8 @@ const LEAST_LEAD: f64 = 1.5;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece {
     Text(String),
-    Layer(Layer),
+    /// A layer, and its name in this run.
+    Layer(Layer, &'static str),
 }
 
 /// How a renderer writes a time in ns.
@@ -59,53 +60,76 @@ pub(crate) fn sentence(run: &Analysis, duration: Duration) -> Option<Vec<Piece>>
             over_host,
             tail,
         } => {
-            let is_sum = over_host && is_a_sum(&exact.layers, most.layer);
-            let mut pieces = about(most, exact.is_gap(most.layer), over_host, duration);
-            if is_sum {
-                // The layer itself took less than the sum given here.
-                pieces.insert(1, Piece::Text("the host's I/O, most of it ".into()));
-            }
-            let before = (!is_sum).then_some(most.layer);
-            pieces.extend(
-                tail.map(|tail| about_tail(before, tail))
-                    .unwrap_or_default(),
-            );
-            pieces
+            let before = match most.stands_out {
+                true => "Suspect: ",
+                false => "No layer stands out. The greatest part is ",
+            };
+            about(exact, before, most, over_host, tail, duration)
         }
     })
 }
 
-fn about(most: Part, is_gap: bool, over_host: bool, duration: Duration) -> Vec<Piece> {
+/// Returns the largest layers of the mean and of the slowest requests, for a run whose limiter is
+/// known from other evidence; None if the layers are too few or too small to say that.
+pub(crate) fn largest(run: &Analysis, duration: Duration) -> Option<Vec<Piece>> {
+    let exact = run.exact.as_ref().filter(|exact| exact.total.count > 0)?;
+    match judge(run, exact)? {
+        Verdict::TooFew | Verdict::NothingAdded => None,
+        Verdict::Judged {
+            most,
+            over_host,
+            tail,
+        } => {
+            let before = " The largest layer is ";
+            Some(about(exact, before, most, over_host, tail, duration))
+        }
+    }
+}
+
+/// Describes the greatest part, after the words `before`, and the greatest of the tail.
+fn about(
+    exact: &Exact,
+    before: &str,
+    most: Part,
+    over_host: bool,
+    tail: Option<Part>,
+    duration: Duration,
+) -> Vec<Piece> {
+    let is_sum = over_host && is_a_sum(&exact.layers, most.layer);
     let (ns, share) = (duration(most.ns), percent(most.share));
     let part = match over_host {
         true => format!("+{ns} over the host alone, {share} of what the guest adds."),
         false => format!("{ns}, {share} of the mean."),
     };
-    let (before, between) = match most.stands_out {
-        true => ("Suspect: ", ", "),
-        false => ("No layer stands out. The greatest part is ", ": "),
+    let mut end = match before.starts_with("Suspect") {
+        true => format!(", {part}"),
+        false => format!(": {part}"),
     };
-    let mut end = format!("{between}{part}");
-    if is_gap {
+    if exact.is_gap(most.layer) {
         end.push_str(" The layers within it were not traced.");
     }
-    vec![
-        Piece::Text(before.into()),
-        named(most.layer),
-        Piece::Text(end),
-    ]
+    let mut pieces = vec![Piece::Text(before.into())];
+    if is_sum {
+        // The layer itself took less than the sum given here.
+        pieces.push(Piece::Text("the host's I/O, most of it ".into()));
+    }
+    pieces.extend([named(exact, most.layer), Piece::Text(end)]);
+    let said = (!is_sum).then_some(most.layer);
+    let tail = tail.map(|tail| about_tail(exact, said, tail));
+    pieces.extend(tail.unwrap_or_default());
+    pieces
 }
 
 /// Returns the name of a part. Both directions of the network are one part, see [`parts`].
-fn named(layer: Layer) -> Piece {
+fn named(exact: &Exact, layer: Layer) -> Piece {
     match layer.describe().1 {
         Group::Network => Piece::Text("the network, there and back".into()),
-        _ => Piece::Layer(layer),
+        _ => Piece::Layer(layer, exact.name_of(layer)),
     }
 }
 
 /// Describes the part in the slowest requests; `before` is the layer already mentioned.
-fn about_tail(before: Option<Layer>, tail: Part) -> Vec<Piece> {
+fn about_tail(exact: &Exact, before: Option<Layer>, tail: Part) -> Vec<Piece> {
     let share = percent(tail.share);
     if !tail.stands_out {
         return vec![Piece::Text(" In the slowest 1%, none stands out.".into())];
@@ -117,7 +141,7 @@ fn about_tail(before: Option<Layer>, tail: Part) -> Vec<Piece> {
     }
     vec![
         Piece::Text(" In the slowest 1%, the largest part is ".into()),
-        named(tail.layer),
+        named(exact, tail.layer),
         Piece::Text(format!(": {share}.")),
     ]
 }

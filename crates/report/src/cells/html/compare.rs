@@ -3,6 +3,7 @@
 use fathom_run::Better;
 
 use super::points::{labels, show_columns, told};
+use crate::cells::answer;
 use crate::cells::cell::Column;
 use crate::cells::compare::{Compared, Comparison, Pair};
 use crate::cells::table::Figure;
@@ -10,7 +11,10 @@ use crate::cells::words::{MOST_ROWS, Scale};
 use crate::render::html::markup::{Cell, Html, Table};
 
 pub(super) fn show(html: &mut Html, comparison: &Comparison) {
-    html.raw("<header>\n<h1>Runs of an experiment compared</h1>\n</header>\n<dl class=\"runs\">\n");
+    html.raw("<header>\n");
+    let answer = answer::of_comparison(comparison);
+    html.element("p", &[("class", "verdict")], &answer);
+    html.raw("\n<h1>Runs of an experiment compared</h1>\n</header>\n<dl class=\"runs\">\n");
     for (letter, (name, table)) in ["A", "B"].into_iter().zip(&comparison.runs) {
         html.raw("<dt>");
         html.element("a", &[("href", &format!("#run-{letter}"))], letter);
@@ -21,16 +25,6 @@ pub(super) fn show(html: &mut Html, comparison: &Comparison) {
         html.raw("</dd>\n");
     }
     html.raw("</dl>\n");
-    if !comparison.differences.is_empty() {
-        html.heading("", ("differences", "Differences"), "Differences");
-        let mut table = Table::new("compare-differences".into(), &["", "A", "B"]);
-        for difference in &comparison.differences {
-            let values = difference.values.iter().cloned();
-            let cells = std::iter::once(difference.name.clone()).chain(values);
-            table.row(cells.map(Cell::Text).collect());
-        }
-        table.show(html);
-    }
     html.heading("", ("compare", "Compared"), "Points of both");
     html.open("ul", &[("id", "compare-verdicts")]);
     for line in comparison.verdicts() {
@@ -50,6 +44,16 @@ pub(super) fn show(html: &mut Html, comparison: &Comparison) {
         columns.extend(pairs(column, shown));
     }
     show_columns(html, "compare-table".into(), columns);
+    if !comparison.differences.is_empty() {
+        html.heading("", ("differences", "Differences"), "Differences");
+        let mut table = Table::new("compare-differences".into(), &["", "A", "B"]);
+        for difference in &comparison.differences {
+            let values = difference.values.iter().cloned();
+            let cells = std::iter::once(difference.name.clone()).chain(values);
+            table.row(cells.map(Cell::Text).collect());
+        }
+        table.show(html);
+    }
 }
 
 /// Returns a measure's columns: A, B, and their ratio if the measure can be better or worse.

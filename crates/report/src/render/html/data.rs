@@ -162,12 +162,12 @@ pub(super) fn is_gap(runs: &[Named], layer: Layer) -> bool {
 }
 
 fn layer_name(runs: &[Named], layer: Layer) -> LayerName {
-    let (name, group) = layer.describe();
+    let gap = is_gap(runs, layer);
     LayerName {
         key: layer_key(layer),
-        name,
-        gap: is_gap(runs, layer),
-        group: group_key(group),
+        name: layer.name(gap),
+        gap,
+        group: group_key(layer.describe().1),
     }
 }
 

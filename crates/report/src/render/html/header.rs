@@ -1,46 +1,47 @@
-//! The top of a run: the suspected layer, where the time goes in a sentence, warnings, and the most
+//! The top of a run: the answer, where the time goes in a sentence, warnings, and the most
 //! important figures.
 
 use super::markup::Html;
 use super::words::{duration, group_colour, grouped, layer_colour, layer_key, plural};
 use crate::analysis::{Analysis, Exact, Group, LayerRow};
+use crate::render::answer::Answer;
 use crate::render::text::percent;
-use crate::render::verdict::{self, Piece};
+use crate::render::verdict::Piece;
 use crate::render::{facts, names};
 
 /// Maximum number of problems in an open list; longer lists are folded.
 const PROBLEMS_SHOWN: usize = 4;
 
-pub(super) fn show(html: &mut Html, run: &Analysis) {
-    verdict(html, run);
-    match &run.exact {
-        Some(exact) if exact.total.count > 0 => sentence(html, exact),
-        _ => {
-            let text = "No request could be followed through all layers.";
-            html.element("p", &[("class", "lead")], text);
-        }
-    }
-    warnings(html, run);
-    tiles(html, run);
-}
-
-fn verdict(html: &mut Html, run: &Analysis) {
-    let Some(pieces) = verdict::sentence(run, duration) else {
-        return;
-    };
+/// Shows the answer of a run, and the errors that forbid to trust it.
+pub(super) fn answer(html: &mut Html, answer: &Answer) {
     html.raw("<p class=\"verdict\">");
-    for piece in pieces {
+    for piece in &answer.sentence {
         match piece {
-            Piece::Text(text) => html.text(&text),
-            Piece::Layer(layer) => {
-                html.open("span", &[("data-key", &layer_key(layer))]);
-                html.swatch(&layer_colour(layer));
-                html.element("strong", &[], layer.describe().0);
+            Piece::Text(text) => html.text(text),
+            Piece::Layer(layer, name) => {
+                html.open("span", &[("data-key", &layer_key(*layer))]);
+                html.swatch(&layer_colour(*layer));
+                html.element("strong", &[], name);
                 html.close("span");
             }
         }
     }
     html.raw("</p>\n");
+    if let Some(advice) = answer.advice {
+        html.note(advice);
+    }
+    for error in &answer.errors {
+        warning(html, "warning bad", "Error.", error);
+    }
+}
+
+/// Shows where the time goes in a sentence, warnings, and the most important figures.
+pub(super) fn show(html: &mut Html, run: &Analysis) {
+    if let Some(exact) = run.exact.as_ref().filter(|exact| exact.total.count > 0) {
+        sentence(html, exact);
+    }
+    warnings(html, run);
+    tiles(html, run);
 }
 
 /// Returns the sum of `of` for each group, in the order of the groups' first layers.
@@ -130,7 +131,6 @@ fn warnings(html: &mut Html, run: &Analysis) {
                     speed.";
         warning(html, "warning", "Times are stretched.", text);
     }
-    problems(html, &run.problems);
 }
 
 fn doubts(html: &mut Html, exact: &Exact) {

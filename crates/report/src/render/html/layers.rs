@@ -26,13 +26,21 @@ impl Place<'_> {
     }
 }
 
-pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
+/// Shows the layers as bars and as a path, and the distribution of the requests.
+pub(super) fn picture(html: &mut Html, place: Place, run: &Analysis) {
     html.heading(place.prefix, ("where", "Where"), "Where the time goes");
     html.chart("bars", place.run);
     if let Some(exact) = &run.exact {
         if exact.total.count > 0 {
             path::show(html, place, run, exact);
         }
+        curves(html, place, exact);
+    }
+}
+
+/// Shows the tables of the layers, of the slowest requests, and of the wiki.
+pub(super) fn tables(html: &mut Html, place: Place, run: &Analysis) {
+    if let Some(exact) = &run.exact {
         html.heading(place.prefix, ("layers", "Layers"), "Layers");
         html.note(
             "Times in \u{b5}s, of every request followed through all layers; a request that does \
@@ -41,7 +49,6 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
         layers(place, exact).show(html);
         by_group(place, exact).show(html);
         tail(html, place, exact);
-        curves(html, place, exact);
     }
     if let Some(wiki) = &run.wiki {
         wiki_tables(html, place, wiki);

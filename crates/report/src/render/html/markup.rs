@@ -3,6 +3,7 @@
 
 use super::words::{layer_colour, layer_key};
 use crate::analysis::Layer;
+use crate::render::layout::Sheet;
 use crate::render::text::{clean, percent};
 
 /// A piece of a page.
@@ -15,6 +16,13 @@ pub(crate) struct Html {
 
 /// An attribute's name and its value, which is escaped.
 pub(crate) type Attribute<'a> = (&'static str, &'a str);
+
+impl Sheet for Html {
+    fn append(&mut self, piece: Html) {
+        self.out.push_str(&piece.out);
+        self.headings.extend(piece.headings);
+    }
+}
 
 impl Html {
     pub(crate) fn finish(self) -> String {
@@ -99,12 +107,6 @@ impl Html {
 
     pub(crate) fn headings(&self) -> &[(String, String)] {
         &self.headings
-    }
-
-    /// Appends a piece.
-    pub(crate) fn append(&mut self, piece: Html) {
-        self.out.push_str(&piece.out);
-        self.headings.extend(piece.headings);
     }
 
     /// Adds a document in a frame of the page's width, with its own names, styles and scripts. The
@@ -290,7 +292,7 @@ impl Cell {
                 html.close("td");
             }
             Cell::Name(text) | Cell::Coloured(_, text) => self.named(html, text),
-            Cell::Layer(layer, _) => self.named(html, layer.describe().0),
+            Cell::Layer(layer, is_gap) => self.named(html, layer.name(*is_gap)),
             Cell::Share(share) => html.element("td", &[("class", "number")], &percent(*share)),
             Cell::Code(text) => {
                 html.raw("<td>");

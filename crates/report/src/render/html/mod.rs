@@ -19,6 +19,8 @@ pub(crate) mod words;
 use layers::Place;
 use markup::{Html, json_in_script};
 
+use super::answer::{self, Suspect};
+use super::layout::{Layout, Sheet};
 use crate::analysis::Analysis;
 use crate::render::comparison::letter;
 use crate::render::text::date;
@@ -51,17 +53,16 @@ const SCRIPTS: &[&str] = &[
 ///
 /// The same runs give the same bytes. All text of a run (names, titles, problems) is escaped.
 pub fn render(runs: &[(String, Analysis)]) -> String {
-    render_and(runs, |_| ())
+    render_and(runs, None)
 }
 
-/// Renders the page, with content from another part of the report below it.
-pub(crate) fn render_and(runs: &[(String, Analysis)], more: impl FnOnce(&mut Html)) -> String {
+/// Renders the page; the limiter of a single run may be suspected from evidence around it.
+pub(crate) fn render_and(runs: &[(String, Analysis)], suspect: Option<&Suspect>) -> String {
     let mut body = Html::default();
     match runs {
-        [(_, run)] => one(&mut body, run),
+        [(_, run)] => one(&mut body, run, suspect),
         several => many(&mut body, several),
     }
-    more(&mut body);
     let title = match runs {
         [(_, run)] => run.title.clone(),
         several => format!("{} runs compared", several.len()),
@@ -109,40 +110,58 @@ fn navigation(html: &mut Html, body: &Html) {
     html.raw("</nav>\n");
 }
 
-fn one(html: &mut Html, run: &Analysis) {
-    html.raw("<header>\n");
-    html.element("p", &[("class", "when")], &date(run.created));
-    html.element("h1", &[], &run.title);
-    header::show(html, run);
-    html.raw("</header>\n");
-    sections(html, Place { prefix: "", run: 0 }, run);
+fn one(html: &mut Html, run: &Analysis, suspect: Option<&Suspect>) {
+    let title = |html: &mut Html| {
+        html.element("p", &[("class", "when")], &date(run.created));
+        html.element("h1", &[], &run.title);
+    };
+    sections(html, Place { prefix: "", run: 0 }, (run, suspect), title);
 }
 
-fn sections(html: &mut Html, place: Place, run: &Analysis) {
-    layers::show(html, place, run);
-    threads::show(html, place, run);
-    facts::show(html, place, run);
+/// Shows a run in the common shape of reports.
+fn sections(
+    html: &mut Html,
+    place: Place,
+    (run, suspect): (&Analysis, Option<&Suspect>),
+    title: impl FnOnce(&mut Html),
+) {
+    let mut parts = Layout::new(Html::default);
+    let answer = answer::of_run(run, suspect, words::duration);
+    parts.answer.raw("<header>\n");
+    header::answer(&mut parts.answer, &answer);
+    title(&mut parts.answer);
+    header::show(&mut parts.answer, run);
+    parts.answer.raw("</header>\n");
+    layers::picture(&mut parts.picture, place, run);
+    layers::tables(&mut parts.table, place, run);
+    threads::show(&mut parts.table, place, run);
+    facts::show(&mut parts.environment, place, run);
+    header::problems(&mut parts.environment, &run.problems);
+    html.append(parts.finish());
 }
 
 fn many(html: &mut Html, runs: &[Named]) {
     html.raw("<header>\n");
+    let answer = super::comparison::answer(runs, words::duration);
+    html.element("p", &[("class", "verdict")], &answer);
+    html.raw("\n");
     html.element("h1", &[], &format!("{} runs compared", runs.len()));
     html.raw("</header>\n");
     compare::show(html, runs);
     for (number, (name, run)) in runs.iter().enumerate() {
         let letter = letter(number);
         let prefix = format!("{letter}-");
-        html.raw("<section class=\"run\">\n<header>\n");
-        html.element("p", &[("class", "when")], &date(run.created));
-        html.run_heading(&format!("run-{letter}"), &letter, name);
-        html.note(&run.title);
-        header::show(html, run);
-        html.raw("</header>\n");
+        html.raw("<section class=\"run\">\n");
         let place = Place {
             prefix: &prefix,
             run: number,
         };
-        sections(html, place, run);
+        let title = |html: &mut Html| {
+            html.element("p", &[("class", "when")], &date(run.created));
+            html.run_heading(&format!("run-{letter}"), &letter, name);
+            html.note(&run.title);
+        };
+        sections(html, place, (run, None), title);
         html.raw("</section>\n");
     }
 }

@@ -1,6 +1,6 @@
 //! The exact breakdown: every layer of every request.
 
-use super::page::Page;
+use super::page::{Bar, Page};
 use crate::analysis::{Distribution, Exact, Group, LayerRow};
 use crate::render::names;
 use crate::render::text::{Table, duration, micros, percent, plural};
@@ -9,7 +9,30 @@ const HEADER: &[&str] = &[
     "Layer", "N", "mean", "p50", "p90", "p99", "p99.9", "max", "share",
 ];
 
-pub(super) fn show(page: &mut Page, exact: &Exact) {
+/// Shows the mean time of each layer as a bar, in the order of a request's path.
+pub(super) fn picture(page: &mut Page, exact: &Exact) {
+    if exact.total.count == 0 {
+        return;
+    }
+    let total = duration(exact.total.mean);
+    page.heading(&format!("Where a request of {total} spends its time (us)"));
+    let means: Vec<Option<f64>> = { exact.layers.iter() }
+        .map(|row| Some(row.time.mean))
+        .collect();
+    let bars = exact
+        .layers
+        .iter()
+        .zip(micros(&means))
+        .map(|(row, mean)| Bar {
+            label: row.name.to_owned(),
+            figures: vec![mean, percent(row.share)],
+            length: row.time.mean,
+        });
+    page.bars(&bars.collect::<Vec<Bar>>());
+    page.note(&tail(exact));
+}
+
+pub(super) fn tables(page: &mut Page, exact: &Exact) {
     page.heading("Every request followed through all layers (us)");
     page.table(&layers(exact));
     if let Some(negative) = negative(&exact.layers) {
@@ -17,7 +40,6 @@ pub(super) fn show(page: &mut Page, exact: &Exact) {
     }
     page.gap();
     page.table(&groups(exact));
-    page.note(&tail(exact));
 }
 
 /// Returns the table of layers in the order of a request's path, then the total.

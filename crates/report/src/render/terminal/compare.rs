@@ -1,46 +1,75 @@
 //! Compares several runs: the first is the base, the others show their differences to it.
 
 use super::Style;
-use super::page::Page;
+use super::page::{Bar, Page};
 use crate::analysis::{Analysis, Distribution};
 use crate::render::comparison::{self, letter};
-use crate::render::facts;
-use crate::render::text::{Table, micros, plain};
+use crate::render::text::{Table, duration, micros, plain};
+use crate::render::{facts, impossible};
 
 /// Number of runs next to the base that fit the width; further runs start another table.
 const BESIDE: usize = 2;
 
 /// Compares runs, each with the user's name for it (its directory).
 pub fn compare(runs: &[(String, Analysis)], style: Style) -> String {
-    let mut page = Page::new(style);
-    page.heading("Runs compared");
+    let answer = comparison::answer(runs, duration);
+    let mut parts = Page::report(style, &answer, "Runs compared");
     for (i, (name, run)) in runs.iter().enumerate() {
-        page.fact(&letter(i), &format!("{name}: {}", run.title));
+        parts
+            .answer
+            .fact(&letter(i), &format!("{name}: {}", run.title));
     }
-    differences(&mut page, runs);
     for (i, (_, run)) in runs.iter().enumerate() {
-        warnings(&mut page, &letter(i), run);
+        warnings(&mut parts.answer, &letter(i), run);
     }
     let Some((first, others)) = runs.split_first() else {
-        return page.finish();
+        return parts.finish().finish();
     };
+    picture(&mut parts.picture, runs);
     let starts = (0..others.len()).step_by(BESIDE);
-    let parts: Vec<_> = starts
+    let beside: Vec<_> = starts
         .map(|at| (at, &others[at..others.len().min(at + BESIDE)]))
         .collect();
-    section(&mut page, "Layers, mean (us)", first, &parts, |time| {
+    let tables = &mut parts.table;
+    section(tables, "Layers, mean (us)", first, &beside, |time| {
         Some(time.mean)
     });
-    section(&mut page, "Layers, p99 (us)", first, &parts, |time| {
+    section(tables, "Layers, p99 (us)", first, &beside, |time| {
         Some(time.p99? as f64)
     });
-    wiki(&mut page, runs);
-    page.finish()
+    wiki(tables, runs);
+    differences(&mut parts.environment, runs);
+    parts.finish().finish()
+}
+
+/// Shows the mean of each run's requests as a bar.
+fn picture(page: &mut Page, runs: &[(String, Analysis)]) {
+    let totals = { runs.iter().enumerate() }.filter_map(|(i, (_, run))| {
+        let exact = run.exact.as_ref().filter(|exact| exact.total.count > 0)?;
+        Some((letter(i), exact.total.mean))
+    });
+    let totals: Vec<(String, f64)> = totals.collect();
+    if totals.len() < 2 {
+        return;
+    }
+    let means: Vec<Option<f64>> = totals.iter().map(|(_, mean)| Some(*mean)).collect();
+    let bars = totals.into_iter().zip(micros(&means));
+    let bars = bars.map(|((label, length), mean)| Bar {
+        label,
+        figures: vec![mean],
+        length,
+    });
+    page.heading("A request, mean (us)");
+    page.bars(&bars.collect::<Vec<Bar>>());
 }
 
 /// Shows the facts of the environment that differ between the runs.
 fn differences(page: &mut Page, runs: &[(String, Analysis)]) {
-    for (name, values) in comparison::differences(runs) {
+    let differences = comparison::differences(runs);
+    if !differences.is_empty() {
+        page.heading("Differences of the environment");
+    }
+    for (name, values) in differences {
         for (i, value) in values.iter().enumerate() {
             let name = if i == 0 { name } else { "" };
             page.fact(name, &format!("{}: {value}", letter(i)));
@@ -61,6 +90,9 @@ fn warnings(page: &mut Page, letter: &str, run: &Analysis) {
             facts::lost(&exact.truth, plain)
         )),
         Some(_) => {}
+    }
+    for error in impossible::sums(run) {
+        page.warning(&format!("{letter}: {error}"));
     }
 }
 

@@ -1,25 +1,27 @@
-//! The facts of a run: its verdict and its setup.
+//! The setup of a run.
 
 use super::page::Page;
 use crate::analysis::Analysis;
 use crate::render::facts;
-use crate::render::text::{date, duration};
-use crate::render::verdict::{self, Piece};
+use crate::render::text::{date, plain};
+
+/// Warns of what makes all figures of the run doubtful.
+pub(super) fn warnings(page: &mut Page, analysis: &Analysis) {
+    if analysis.environment.stretched {
+        page.warning(facts::STRETCHED);
+    }
+    if let Some(exact) = &analysis.exact
+        && !exact.truth.lost.is_empty()
+    {
+        let lost = facts::lost(&exact.truth, plain);
+        page.warning(&format!("{lost} were dropped: the tails are INVALID."));
+    }
+}
 
 pub(super) fn show(page: &mut Page, analysis: &Analysis) {
-    page.heading(&analysis.title);
-    if let Some(pieces) = verdict::sentence(analysis, duration) {
-        let told = pieces.into_iter().map(|piece| match piece {
-            Piece::Text(text) => text,
-            Piece::Layer(layer) => format!("'{}'", layer.describe().0),
-        });
-        page.fact("verdict", &told.collect::<String>());
-    }
+    page.heading("Environment");
     page.fact("recorded", &date(analysis.created));
     for (name, words) in facts::environment(analysis) {
         page.fact(name, &words);
-    }
-    if analysis.environment.stretched {
-        page.warning(facts::STRETCHED);
     }
 }

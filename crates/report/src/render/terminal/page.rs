@@ -1,12 +1,36 @@
 //! The elements that all sections of a terminal's report use.
 
 use super::Style;
+use crate::render::layout::{Layout, Sheet};
 use crate::render::text::{Table, WIDTH, clean, wrapped};
+
+/// Greatest width of a bar in characters.
+const BAR: usize = 34;
+/// Greatest width of a bar's label in characters.
+const LABEL: usize = 44;
 
 /// A page that is being written.
 pub(crate) struct Page {
     out: String,
     style: Style,
+}
+
+/// A bar with its label and its figures.
+pub(crate) struct Bar {
+    pub(crate) label: String,
+    /// Figures between the label and the bar, a column each.
+    pub(crate) figures: Vec<String>,
+    /// Length; the longest bar of a picture has the full width.
+    pub(crate) length: f64,
+}
+
+impl Sheet for Page {
+    fn append(&mut self, piece: Page) {
+        if !self.out.is_empty() && !piece.out.is_empty() {
+            self.line("");
+        }
+        self.out.push_str(&piece.out);
+    }
 }
 
 impl Page {
@@ -15,6 +39,14 @@ impl Page {
             out: String::new(),
             style,
         }
+    }
+
+    /// Creates a report that begins with its answer; `title` is the name of what it reports.
+    pub(crate) fn report(style: Style, answer: &str, title: &str) -> Layout<Page> {
+        let mut layout = Layout::new(|| Page::new(style));
+        layout.answer.heading(answer);
+        layout.answer.note(title);
+        layout
     }
 
     pub(crate) fn finish(self) -> String {
@@ -77,6 +109,28 @@ impl Page {
             } else {
                 self.line(&line);
             }
+        }
+    }
+
+    /// Adds bars in one scale, without headings. A bar that is shorter than a character is empty.
+    pub(crate) fn bars(&mut self, bars: &[Bar]) {
+        let longest = bars.iter().map(|bar| bar.length).fold(0.0, f64::max);
+        let columns = bars.first().map_or(0, |bar| bar.figures.len());
+        let mut table = Table::new(1, &[""]);
+        (0..=columns).for_each(|_| table.add_column(""));
+        for bar in bars {
+            let share = bar.length.max(0.0) / longest.max(f64::MIN_POSITIVE);
+            let filled = "#".repeat((share * BAR as f64).round() as usize);
+            let label = match bar.label.char_indices().nth(LABEL) {
+                Some((end, _)) => format!("{}..", &bar.label[..end]),
+                None => bar.label.clone(),
+            };
+            let figures = bar.figures.iter().cloned();
+            let drawn = std::iter::once(format!("{filled:<BAR$}"));
+            table.row(std::iter::once(label).chain(figures).chain(drawn));
+        }
+        for line in table.lines(2).iter().skip(1) {
+            self.line(&clean(line));
         }
     }
 

@@ -94,7 +94,7 @@ fn told(run: &Analysis) -> String {
     let pieces = sentence(run, duration).unwrap().into_iter();
     let pieces = pieces.map(|piece| match piece {
         Piece::Text(text) => text,
-        Piece::Layer(layer) => format!("[{}]", layer.describe().0),
+        Piece::Layer(_, name) => format!("[{name}]"),
     });
     pieces.collect()
 }
