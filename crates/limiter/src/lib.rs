@@ -34,7 +34,7 @@ use serde::Serialize;
 use rule::Strength;
 
 pub use rules::{CPU_CAP, IO_CAP};
-pub use words::{UNKNOWN, WORDS, Words, words_for};
+pub use words::{UNKNOWN, WORDS, Words, named, words_for};
 
 /// The suspected limiter of a cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -104,6 +104,11 @@ impl Verdict {
     /// Returns the name of the rule that holds.
     pub fn rule(&self) -> Option<&'static str> {
         self.limiter.as_ref().map(|limiter| limiter.rule)
+    }
+
+    /// Returns the name of the rule that holds and the evidence, in a line for display.
+    pub fn line(&self) -> String {
+        named(self.rule().unwrap_or(UNKNOWN), &self.text)
     }
 
     /// Returns the subject of the rule that holds.

@@ -118,6 +118,24 @@ const fn words(name: &'static str, means: &'static str, advice: &'static str) ->
     }
 }
 
+/// Returns the name of a limiter and its evidence in a line, such as
+/// `client: keeps 0.2 requests in flight`. Live views and reports show this line. A text that has
+/// the name already is returned as it is.
+pub fn named(name: &str, text: &str) -> String {
+    let begins = { text.strip_prefix(name) }
+        .is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '-'));
+    let (head, _) = text.split_once(": ").unwrap_or_default();
+    if begins
+        || head
+            .strip_suffix(name)
+            .is_some_and(|head| head.ends_with(' '))
+    {
+        return text.to_owned();
+    }
+    let in_words = format!("{}: ", name.replace('-', " "));
+    format!("{name}: {}", text.strip_prefix(&in_words).unwrap_or(text))
+}
+
 /// Returns the words for a rule or state.
 pub fn words_for(name: &str) -> Option<&'static Words> {
     WORDS.iter().find(|words| words.name == name)
@@ -134,6 +152,26 @@ mod tests {
         let all: Vec<&str> = WORDS.iter().map(|words| words.name).collect();
         assert_eq!(all[..rules.len()], rules);
         assert_eq!(all[rules.len()..], [UNKNOWN, "stuck", "frozen", "idle"]);
+    }
+
+    #[test]
+    fn name_of_a_limiter_comes_once() {
+        for text in [
+            "client: keeps 0.2 requests in flight",
+            "device vda: 31.8 of 32 in flight",
+            "tables of the image: 78% of the request's time",
+            "unknown, not seen: the device",
+            "delay:read=30ms filter: 97% of the request's time",
+        ] {
+            let name = text.split([' ', ':', ',']).next().unwrap();
+            let name = if name == "delay" { "filter" } else { name };
+            assert_eq!(named(name, text), text);
+        }
+        let thread = "I/O thread 'worker 0' on CPU 98%";
+        assert_eq!(named("thread", thread), format!("thread: {thread}"));
+        let queue = named("run-queue", "run queue: vCPU 'CPU 0/KVM' waited for a CPU");
+        assert_eq!(queue, "run-queue: vCPU 'CPU 0/KVM' waited for a CPU");
+        assert_eq!(named("device", ""), "device: ");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use fathom_run::{Clock, Kind, Round, Run, RunKind};
 
 use crate::analysis::{Analysis, Exact, RoundRow, Truth};
 use crate::clock::TimeBase;
+use crate::impossible;
 use crate::join::merge::{Merged, Side};
 use crate::join::parts::pins;
 use crate::join::sums::Sums;
@@ -360,6 +361,9 @@ impl<'a> Work<'a> {
             self.say(problem);
         }
         let wiki = std::mem::take(&mut self.table).finish(run);
+        for error in impossible::sums(exact.as_ref(), wiki.as_ref()) {
+            self.say(error);
+        }
         Analysis {
             kind: run.kind,
             title: run.title.clone(),

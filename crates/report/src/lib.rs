@@ -9,6 +9,7 @@ pub mod calls;
 pub mod cells;
 mod clock;
 pub mod distribution;
+mod impossible;
 mod join;
 pub mod locks;
 mod overhead;

@@ -6,7 +6,6 @@ pub(crate) mod comparison;
 pub mod csv;
 pub(crate) mod facts;
 pub mod html;
-mod impossible;
 pub mod json;
 pub(crate) mod layout;
 mod names;

@@ -228,7 +228,7 @@ fn server(run: &Run) -> String {
         (Some("fathom"), _) => "Fathom",
         (Some("qsd"), _) => "QSD",
         (Some("qemu"), _) => "QEMU",
-        (_, Some("vhost-user-blk")) => "Fathom",
+        (_, Some("vhost-user-blk" | "fathom")) => "Fathom",
         _ => "QEMU",
     }
     .into()
@@ -241,12 +241,12 @@ fn names(run: &Run, by_calls: bool) -> [String; 4] {
         true => "QEMU paio".into(),
         false => "Host I/O".into(),
     };
-    [
-        "Guest virtio-pci".into(),
-        "Host kvm.ko".into(),
-        format!("{server} virtio"),
-        io,
-    ]
+    // A disk that was recorded at its server may have other clients than guests.
+    let served = match run.disk().is_some_and(|disk| disk.device == "fathom") {
+        true => server,
+        false => format!("{server} virtio"),
+    };
+    ["Guest virtio-pci".into(), "Host kvm.ko".into(), served, io]
 }
 
 /// Returns differences of successive rows; the layers around a missing row become one.
@@ -323,6 +323,21 @@ mod tests {
         assert_eq!(told[1].0, "Host/guest switching + Host/Fathom switching");
         assert_eq!(told[1].1, 20.0);
         assert_eq!(told.iter().map(|(_, ns, _)| ns).sum::<f64>(), 100.0);
+    }
+
+    #[test]
+    fn a_disk_recorded_at_its_server_is_fathoms() {
+        let mut served = run();
+        served.scenario = None;
+        served.disks = vec![fathom_run::Disk {
+            under_test: true,
+            device: "fathom".into(),
+            ..fathom_run::Disk::default()
+        }];
+        assert_eq!(server(&served), "Fathom");
+        assert_eq!(names(&served, false)[2], "Fathom");
+        served.disks[0].device = "virtio-blk".into();
+        assert_eq!(names(&served, false)[2], "QEMU virtio");
     }
 
     fn run() -> Run {

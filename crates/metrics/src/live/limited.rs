@@ -51,7 +51,7 @@ fn judge(disk: &DiskSample) -> (LimiterKind, String) {
         Some("latency") => LimiterKind::Latency,
         _ => LimiterKind::Unknown,
     };
-    (kind, verdict.text)
+    (kind, verdict.line())
 }
 
 /// Returns what a sample shows of the disk's requests, its stages and its threads.
@@ -199,6 +199,28 @@ mod tests {
         is(&none, LimiterKind::Frozen, text);
     }
 
+    /// The views, the reports and the documentation have the same words.
+    #[test]
+    fn kinds_and_texts_have_names_from_the_list() {
+        use LimiterKind::{Client, Filter, Frozen, Idle, Latency, Stuck, Tables, Thread, Unknown};
+        let kinds = [
+            Idle, Frozen, Stuck, Filter, Thread, Tables, Client, Latency, Unknown,
+        ];
+        for kind in kinds {
+            let name = serde_json::to_value(kind).unwrap();
+            let name = name.as_str().unwrap();
+            assert!(fathom_limiter::words_for(name).is_some(), "{name}");
+        }
+        let mut none = disk(0.0, &[]);
+        (none.all.requests, none.all.mean_us) = (0, None);
+        let begins = |disk: &DiskSample, name| limiter(disk).text.starts_with(name);
+        assert!(begins(&none, "stuck"));
+        none.in_flight = 0;
+        assert!(begins(&none, "idle"));
+        none.frozen = true;
+        assert!(begins(&none, "frozen"));
+    }
+
     #[test]
     fn a_client_that_waits_is_told_from_one_that_does_not() {
         let stages = [("queue", 10.0), ("device", 190.0)];
@@ -233,13 +255,13 @@ mod tests {
     fn a_thread_that_only_polls_is_not_busy() {
         let mut busy = disk(8000.0, &[("device", 7000.0)]);
         busy.workers[0].cpu_percent = Some(98.0);
-        let text = "I/O thread 'worker 0' on CPU 98%";
+        let text = "thread: I/O thread 'worker 0' on CPU 98%";
         is(&busy, LimiterKind::Thread, text);
         busy.workers[0].polling_percent = 60.0;
         assert_eq!(limiter(&busy).kind, LimiterKind::Latency);
         busy.workers[0].cpu_percent = None;
         (busy.pool, busy.pool_cpu_percent) = (Some("fast".into()), Some(99.0));
-        let text = "I/O thread 'pool fast' on CPU 99%";
+        let text = "thread: I/O thread 'pool fast' on CPU 99%";
         is(&busy, LimiterKind::Thread, text);
     }
 

@@ -174,6 +174,11 @@ pub(super) fn has(measure: &str) -> bool {
     phases.any(|phase| phase.claims(measure))
 }
 
+/// Returns whether the run has any of bonnie++'s measures.
+pub(super) fn is_shown(table: &Table) -> bool {
+    PARTS.iter().any(|part| part.is_in(table))
+}
+
 /// Returns the label of a point.
 pub(super) fn label(settings: &Settings) -> String {
     let values: Vec<&str> = settings.values().map(String::as_str).collect();
@@ -184,10 +189,46 @@ pub(super) fn label(settings: &Settings) -> String {
     }
 }
 
-/// Explains the table's figures.
-pub(super) const EXPLAINED: &str = "As bonnie++ prints it: K/sec are 1024 bytes, %CP is the CPU time of its process in the guest, \
-     and latency the longest operation. Phases that were too fast to measure, or not requested, are \
-     left out.";
+/// Explains the figures that the table has.
+pub(super) fn explained(table: &Table) -> String {
+    let entries = || {
+        let phases = PARTS.iter().flat_map(Part::phases);
+        phases.flat_map(|phase| table.points.iter().map(|point| phase.entry(point)))
+    };
+    let has = |text: fn(&Entry) -> &str| entries().any(|entry| !text(&entry).is_empty());
+    let bytes = PARTS.iter().flat_map(Part::phases).any(|phase| {
+        let measured = |point: &Point| point.measures.contains_key(&phase.rate());
+        phase.is_bytes && table.points.iter().any(measured)
+    });
+    let of: [(bool, &str); 4] = [
+        (bytes, "K/sec are 1024 bytes"),
+        (
+            has(|entry| &entry.cpu),
+            "%CP is the CPU time of its process in the guest",
+        ),
+        (
+            has(|entry| &entry.latency),
+            "latency is the longest operation",
+        ),
+        (
+            has(|entry| &entry.ratio),
+            "a ratio is to the first row, and ~ is within noise",
+        ),
+    ];
+    let said = of.iter().filter(|(is_there, _)| *is_there);
+    let said: Vec<&str> = said.map(|(_, words)| *words).collect();
+    let figures = table
+        .points
+        .iter()
+        .flat_map(|point| point.measures.values());
+    let most = figures.map(|figure| figure.rounds.len()).max();
+    format!(
+        "As bonnie++ prints it: {}. Phases that were too fast to measure, or not requested, are \
+         left out. {}",
+        said.join(", "),
+        words::rounds_explained(most.unwrap_or(0))
+    )
+}
 
 #[cfg(test)]
 mod tests {

@@ -154,12 +154,14 @@ fn show_spread(html: &mut Html, prefix: &str, table: &Table) {
         &format!("{} over rounds", main.name),
     );
     let all = rows.iter().map(|(place, _)| &table.points[*place].settings);
-    let mut columns = points::labels(&table.axes, all);
-    for (number, heading) in spread::HEADINGS.iter().enumerate() {
+    let labels = points::labels(&table.axes, all);
+    let column = |(number, heading): (usize, &&str)| {
         let cells = rows.iter().map(|(_, row)| row[number].clone()).collect();
-        columns.push(((*heading).to_owned(), numbers(cells)));
-    }
-    points::show_columns(html, format!("{prefix}spread-table"), columns);
+        ((*heading).to_owned(), numbers(cells))
+    };
+    let columns = spread::HEADINGS.iter().enumerate().map(column).collect();
+    let id = format!("{prefix}spread-table");
+    points::show_columns(html, &id, labels, vec![columns]);
     html.note(spread::EXPLAINED);
 }
 

@@ -89,13 +89,7 @@ fn tables(page: &mut Page, table: &Table) {
             page.note(sheet::EXPLAINED);
             page.note(ALL);
         }
-        (None, None) => {
-            page.heading("Points");
-            points(page, table);
-            for line in words::explained(table) {
-                page.note(&line);
-            }
-        }
+        (None, None) => points(page, table),
     }
     show_spread(page, table);
     if let Some(line) = words::breakdowns(table) {
@@ -224,7 +218,14 @@ fn points(page: &mut Page, table: &Table) {
             groups.extend(vs_bare(shown));
         }
     }
+    if groups.is_empty() && layout::is_shown(table) {
+        return; // bonnie++'s table has all
+    }
+    page.heading("Points");
     grid(page, &rows, groups);
+    for line in words::explained(table) {
+        page.note(&line);
+    }
     if shown.len() < table.points.len() {
         let more = plural((table.points.len() - shown.len()) as u64, "more point");
         page.note(&format!("and {more}: --json and --csv have all."));

@@ -1,7 +1,9 @@
 //! Figures and sentences about experiments, used by all renderers.
 
+use fathom_limiter::{UNKNOWN, named};
 use fathom_run::{Beside, Better, Unit};
 
+use super::bonnie;
 use super::cell::Column;
 use super::points::Settings;
 use super::statistics::{ENOUGH, Interval, Ratio};
@@ -179,8 +181,9 @@ pub(super) fn settings(settings: &Settings) -> String {
 pub(super) fn judged(table: &Table) -> impl Iterator<Item = String> {
     let shown = table.points.iter().take(MOST_ROWS);
     shown.filter_map(|point| {
-        let verdict = point.verdict.as_ref()?;
-        Some(format!("{}: {verdict}", label(&point.settings)))
+        let (verdict, rule) = (point.verdict.as_ref()?, point.limiter.as_deref());
+        let line = named(rule.unwrap_or(UNKNOWN), verdict);
+        Some(format!("{}: {line}", label(&point.settings)))
     })
 }
 
@@ -256,13 +259,20 @@ pub(super) fn breakdowns(table: &Table) -> Option<String> {
     })
 }
 
-/// Returns notes on figures and intervals, for those that the table has.
+/// Returns notes on figures and intervals, for those that the table of points has. Bonnie++'s
+/// measures have a table of their own.
 pub(super) fn explained(table: &Table) -> Vec<String> {
     let points = &table.points;
-    let figures = || points.iter().flat_map(|point| point.measures.values());
-    let most = figures().map(|figure| figure.rounds.len()).max();
+    let is_shown = |name: &str| !bonnie::has(name);
+    let shown = || {
+        let all = points.iter().flat_map(|point| &point.measures);
+        all.filter(|(name, _)| is_shown(name))
+            .map(|(_, figure)| figure)
+    };
+    let all = points.iter().flat_map(|point| point.measures.values());
+    let most = all.map(|figure| figure.rounds.len()).max();
     let mut lines = vec![rounds_explained(most.unwrap_or(0))];
-    if figures().any(|figure| figure.ratio.is_some()) {
+    if shown().any(|figure| figure.ratio.is_some()) {
         let is_axis = |beside: &&Beside| table.axes.contains(&beside.parameter);
         let row = match table.beside.as_ref().filter(is_axis) {
             Some(beside) => format!("first row that differs in {} alone", beside.parameter),
@@ -271,7 +281,8 @@ pub(super) fn explained(table: &Table) -> Vec<String> {
         let base = format!("Ratios are to the {row}, of each round's own pair");
         lines.push(noise_explained(&base));
     }
-    if points.iter().any(|point| point.vs_bare.is_some()) {
+    let has_bare = table.main.as_deref().is_some_and(is_shown);
+    if has_bare && points.iter().any(|point| point.vs_bare.is_some()) {
         lines.push("vs bare: to the same work on the bare device, in the same cell.".into());
     }
     lines

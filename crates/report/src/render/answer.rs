@@ -1,12 +1,12 @@
 //! The sentence that begins a report: what limits the run, and the evidence.
 
-use fathom_limiter::{UNKNOWN, words_for};
+use fathom_limiter::{UNKNOWN, named, words_for};
 use fathom_run::RunKind;
 
-use super::impossible;
 use super::text::duration as plain_duration;
 use super::verdict::{self, Duration, Piece};
 use crate::analysis::Analysis;
+use crate::impossible;
 
 /// The suspected limiter of a run, from evidence around it: CPUs, threads, the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,16 +23,9 @@ impl Suspect {
         self.rule == UNKNOWN
     }
 
-    /// Returns the name and the evidence, such as `client: keeps 0.2 requests in flight`. A text
-    /// that begins with the name is not prefixed with it a second time.
+    /// Returns the name and the evidence, in the words of the live views.
     pub(crate) fn line(&self) -> String {
-        let rest = self.text.strip_prefix(&self.rule);
-        if rest.is_some_and(|rest| !rest.starts_with(char::is_alphanumeric)) {
-            return self.text.clone();
-        }
-        let in_words = format!("{}: ", self.rule.replace('-', " "));
-        let text = self.text.strip_prefix(&in_words).unwrap_or(&self.text);
-        format!("{}: {text}", self.rule)
+        named(&self.rule, &self.text)
     }
 
     /// Returns the advice of the documentation on this limiter.
@@ -89,7 +82,7 @@ pub(crate) fn of_run(run: &Analysis, suspect: Option<&Suspect>, duration: Durati
     Answer {
         sentence,
         advice: held.and_then(Suspect::advice),
-        errors: impossible::sums(run),
+        errors: impossible::sums(run.exact.as_ref(), run.wiki.as_ref()),
     }
 }
 
@@ -104,35 +97,5 @@ fn without_layers(run: &Analysis) -> String {
             plain_duration(step.time.mean)
         ),
         _ => "The limiter is unknown: no request could be followed through all layers.".into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn suspect(rule: &str, text: &str) -> Suspect {
-        Suspect {
-            rule: rule.into(),
-            text: text.into(),
-        }
-    }
-
-    #[test]
-    fn name_of_the_limiter_comes_once() {
-        let client = suspect("client", "client: keeps 0.2 requests in flight");
-        assert_eq!(client.line(), client.text);
-        let device = suspect("device", "device vda: 31.8 of 32 in flight");
-        assert_eq!(device.line(), device.text);
-        let thread = suspect("thread", "I/O thread 'worker 0' on CPU 98%");
-        assert_eq!(thread.line(), "thread: I/O thread 'worker 0' on CPU 98%");
-        let queue = suspect("run-queue", "run queue: vCPU 'CPU 0/KVM' waited for a CPU");
-        assert!(
-            queue
-                .line()
-                .starts_with("run-queue: vCPU 'CPU 0/KVM' waited")
-        );
-        assert!(queue.advice().unwrap().contains("CPUs of their own"));
-        assert_eq!(suspect("none", "").advice(), None);
     }
 }

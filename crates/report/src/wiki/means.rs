@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use fathom_run::{Disk, Kind, Role, Run};
+use fathom_run::{Disk, Kind, Role, Run, flags};
 
 use crate::analysis::Point;
 use crate::join::merge::{Seen, Side};
@@ -38,13 +38,18 @@ impl Mean {
     }
 }
 
-/// The server's rows from followed requests, for a server without its own records.
+/// The server's rows from followed requests.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
     requests: u64,
     /// From wake to interrupt, and from submit to result.
     virtio: Mean,
     io: Mean,
+    /// The same by the server's own records: from wake, or from pop if the server polled, to
+    /// interrupt, or to the used ring if no interrupt was seen. Each is a part of a followed
+    /// request, so that its mean is never above the requests' own.
+    recorded_virtio: Mean,
+    recorded_io: Mean,
 }
 
 impl Served {
@@ -56,6 +61,14 @@ impl Served {
         }
         if let (Some(device), Some(result)) = (at(Point::Device), at(Point::Result)) {
             self.io.add(result - device);
+        }
+        let end = at(Point::Interrupt).or(at(Point::Used));
+        if let (Some(pop), Some(_), Some(end)) = (at(Point::Pop), at(Point::Used), end) {
+            self.recorded_virtio
+                .add(end - at(Point::Wake).unwrap_or(pop));
+            if let (Some(device), Some(result)) = (at(Point::Device), at(Point::Result)) {
+                self.recorded_io.add(result - device);
+            }
         }
     }
 
@@ -113,9 +126,14 @@ impl Means {
         }
     }
 
-    /// Adds the rows from the server's calls, for a server without records.
+    /// Takes the server's rows from followed requests: by its records, else by its calls. In a
+    /// round whose requests were not followed, the rows of the records stay.
     pub(crate) fn served(&mut self, served: &Served) {
         if self.recorded {
+            if served.requests > 0 {
+                self.rows[Row::Server as usize] = served.recorded_virtio;
+                self.rows[Row::Io as usize] = served.recorded_io;
+            }
             return;
         }
         if let Some(virtio) = served.of_all(served.virtio) {
@@ -198,7 +216,13 @@ impl Means {
                 let time = |i: usize| ns(args[i]);
                 if let (Some(device), Some(result), Some(end)) = (time(2), time(3), time(5)) {
                     self.recorded = true;
-                    self.count(Row::Server, end - at);
+                    let (_, flags, _) = seen.event.fathom_rest();
+                    // If the server polled, its last wake may be long ago.
+                    let start = match flags & flags::POLLED {
+                        0 => at,
+                        _ => time(0).unwrap_or(at),
+                    };
+                    self.count(Row::Server, end - start);
                     self.count(Row::Io, result - device);
                 }
             }

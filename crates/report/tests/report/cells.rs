@@ -45,6 +45,7 @@ fn all_pages(table: &Table) -> Vec<String> {
 #[test]
 fn a_report_is_as_it_was_found_good() {
     let (_dir, mut table) = whole_run(5);
+    table.points[1].limiter = Some("device".into());
     table.points[1].verdict = Some("device: 31.8 of 32 in flight, as the host's own".into());
     let text = plain(&table);
     assert_fits(&text);

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use fathom_report::cells::{Table, html, terminal};
 use fathom_report::render::terminal::Style;
+use fathom_run::evidence::{Bare, Evidence};
 use fathom_run::{
     Better, Cell, Environment, Experiment, Measure, Planned, Run, RunKind, Unit, VERSION,
 };
@@ -252,11 +253,15 @@ fn figures_of_bonnie_stand_in_its_own_table() {
     );
     let at = figures.find("74157").unwrap();
     assert!(from - 6 < at && at < to, "{text}");
-    // No figure is shown twice, and other measures are in their usual table.
+    // No figure has a second table, and other measures are in their usual table.
+    let (_, tables) = text.split_once("\nbonnie++\n").unwrap();
     assert!(
-        !text.contains("put-block") && text.contains("host.busy"),
+        !tables.contains("put-block") && tables.contains("host.busy"),
         "{text}"
     );
+    // Legends explain only columns that the tables have.
+    assert!(flat(tables).contains("latency is the longest operation"));
+    assert!(!tables.contains("vs bare"), "{text}");
 
     let page = html::render(&table);
     for markup in [
@@ -268,6 +273,30 @@ fn figures_of_bonnie_stand_in_its_own_table() {
         assert!(page.contains(markup), "{markup}\n{page}");
     }
     assert!(!page.contains("put-block (") && page.contains("host.busy"));
+}
+
+#[test]
+fn legends_of_columns_that_bonnie_has_not_are_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = run(dir.path(), DISKS, 1, |planned, cell| {
+        bonnie(planned, cell);
+        let is_shown = |measure: &Measure| measure.name.ends_with(".throughput");
+        cell.measures.retain(is_shown);
+        cell.evidence = Some(Evidence {
+            bare: Some(Bare {
+                requests_per_second: 1.0,
+                bytes_per_second: 1e9,
+                mean_ns: 1.0,
+            }),
+            ..Evidence::default()
+        });
+    });
+    assert!(table.points[0].vs_bare.is_some());
+    let text = flat(&in_terminal(&table));
+    for absent in ["latency", "%CP is", "vs bare", "Points"] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    assert!(text.contains("K/sec are 1024 bytes, a ratio is to the first row"));
 }
 
 #[test]

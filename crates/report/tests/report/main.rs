@@ -1,5 +1,6 @@
 //! Tests of reports on runs that are simulated, recorded, damaged or hostile.
 
+mod answers;
 mod beside;
 mod captures;
 mod cells;

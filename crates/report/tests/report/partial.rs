@@ -5,6 +5,7 @@ use crate::support;
 use crate::support::sim::{Plan, Truth};
 use crate::support::{Simulated, Watches, difference, joined};
 use fathom_report::analysis::{Analysis, Delivery, Layer, Point};
+use fathom_report::render::terminal::{Style, report};
 use fathom_run::{Clock, Event, Kind, RunKind};
 
 fn plan(seed: u64, depth: u64) -> Plan {
@@ -330,6 +331,38 @@ fn the_host_alone_sees_from_the_kick_to_the_interrupt() {
             }
         }
     }
+}
+
+/// A server that polls has seen its last kick long before most requests.
+#[test]
+fn a_disk_recorded_at_its_server_adds_up() {
+    let plan = Plan {
+        polling: 100_000,
+        ..plan(7, 4)
+    };
+    let mut simulated = Simulated::new(plan, Watches::default());
+    for name in ["bench", "guest", "kvm"] {
+        simulated.without(name);
+    }
+    simulated.run.kind = RunKind::Host;
+    simulated.run.scenario = None;
+    simulated.run.rounds[0].benchmark = None;
+    simulated.run.disks[0].device = "fathom".into();
+    simulated.rewrite();
+    let analysis = simulated.analyse();
+    let exact = analysis.exact.as_ref().unwrap();
+    assert!(exact.truth.polled > 0);
+    let rows = &analysis.wiki.as_ref().unwrap().cumulative;
+    let (_, ns, _) = rows.iter().find(|(name, ..)| name == "Fathom").unwrap();
+    assert!(
+        *ns <= exact.total.mean + 1.0,
+        "{ns} of {}",
+        exact.total.mean
+    );
+    let problems = &analysis.problems;
+    assert!(!problems.iter().any(|one| one.contains("Impossible")));
+    let text = report(&analysis, Style::default());
+    assert!(!text.contains("QEMU virtio"), "{text}");
 }
 
 #[test]

@@ -133,7 +133,22 @@ impl Cell {
             timeout: self.load.patience(),
             parse: &|text| self.load.parse(text),
         })?;
-        self.yielded(seen, &host.dir().join("tree").join(DATA))
+        let mut yielded = self.yielded(seen, &host.dir().join("tree").join(DATA))?;
+        yielded.problems.extend(self.reads_device());
+        Ok(yielded)
+    }
+
+    /// Returns a warning if the work on this machine reads its device, and other ways may read its
+    /// page cache.
+    fn reads_device(&self) -> Option<String> {
+        let test = self.load.test;
+        let reads = test.is_of_data() && !test.is_flushed() && self.load.direct;
+        let others = self.cache != Cache::None && !self.drops_host_cache();
+        (reads && others).then(|| {
+            "bare reads the device (--direct), while the other ways may read this machine's page \
+             cache: compare them with --cache none or --host-cache dropped"
+                .to_owned()
+        })
     }
 
     fn in_guest(&self, fathom: &Path, progress: &mut dyn FnMut(&str)) -> Result<Yield> {
@@ -323,6 +338,25 @@ mod tests {
             costs("stat"),
             wanted.map(|(name, value)| (name.to_owned(), value))
         );
+    }
+
+    #[test]
+    fn bare_reads_beside_the_page_cache_are_named() {
+        let said = |changes: &[(&str, &str)]| {
+            let all = [&[("way", "bare"), ("test", "read")], changes].concat();
+            cell(&all).reads_device()
+        };
+        let direct = ("direct", "on");
+        let warning = said(&[direct]).unwrap();
+        assert!(warning.starts_with("bare reads the device"), "{warning}");
+        for changes in [
+            &[][..],
+            &[direct, ("test", "write")],
+            &[direct, ("cache", "none")],
+            &[direct, ("host-cache", "dropped")],
+        ] {
+            assert_eq!(said(changes), None, "{changes:?}");
+        }
     }
 
     #[test]

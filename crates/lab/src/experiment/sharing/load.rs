@@ -110,12 +110,13 @@ impl Load {
     }
 
     /// Space is not reserved in advance: some ways would then have less work in the test than
-    /// others.
+    /// others. The page cache stays as it is: fio would empty the host's cache for the work on the
+    /// host, and only the guest's for the other ways.
     fn fio(&self, place: Place, job: &str) -> String {
         let Place { tree, notes, .. } = place;
         format!(
             "fio --name=sharing --filename={tree}/{DATA} --size={} --ioengine=psync --thread \
-             --fallocate=none --output-format=json {job} 2>{notes}/log || \
+             --invalidate=0 --fallocate=none --output-format=json {job} 2>{notes}/log || \
              {{ cat {notes}/log >&2; exit 1; }}",
             self.size
         )
@@ -192,6 +193,7 @@ mod tests {
             assert_eq!(script.contains("--end_fsync=1"), test.is_flushed());
             assert_eq!(script.contains("--runtime=5s"), !test.is_streaming());
             assert!(script.contains("--direct=1"), "{script}");
+            assert!(script.contains("--invalidate=0"), "{script}");
         }
         let script = load(Test::Rename).run(PLACE);
         assert!(script.contains("--call rename --count 100"), "{script}");

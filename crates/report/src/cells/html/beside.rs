@@ -17,12 +17,14 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
         html.note(&pair.names.join(", "));
         let axes = pair.rows.first();
         let axes: Vec<String> = axes.map_or(Vec::new(), |row| row.keys().cloned().collect());
-        let mut columns = labels(&axes, pair.rows.iter().copied());
-        let texts = pair.columns.into_iter().flatten();
-        columns.extend(texts.map(|(heading, texts)| {
+        let labels = labels(&axes, pair.rows.iter().copied());
+        let column = |(heading, texts): (String, Vec<String>)| {
             let cells = texts.into_iter().map(Cell::Number);
             (heading, cells.collect())
-        }));
-        show_columns(html, format!("{prefix}beside-{number}"), columns);
+        };
+        let groups = pair.columns.into_iter();
+        let groups = groups.map(|group| group.into_iter().map(column).collect());
+        let id = format!("{prefix}beside-{number}");
+        show_columns(html, &id, labels, groups.collect());
     }
 }

@@ -12,7 +12,7 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
         return;
     }
     html.heading(prefix, ("bonnie", "bonnie++"), "bonnie++");
-    html.note(bonnie::EXPLAINED);
+    html.note(&bonnie::explained(table));
     for (number, part) in parts {
         html.raw("<div class=\"scroll\">");
         html.open("table", &[("id", &format!("{prefix}bonnie-{number}"))]);

@@ -2,7 +2,7 @@
 
 use fathom_run::Better;
 
-use super::points::{labels, show_columns, told};
+use super::points::{Columns, labels, show_columns, told};
 use crate::cells::answer;
 use crate::cells::cell::Column;
 use crate::cells::compare::{Compared, Comparison, Pair};
@@ -39,11 +39,12 @@ pub(super) fn show(html: &mut Html, comparison: &Comparison) {
     let axes: Vec<String> = shown
         .first()
         .map_or(Vec::new(), |point| point.settings.keys().cloned().collect());
-    let mut columns = labels(&axes, shown.iter().map(|point| &point.settings));
-    for column in &comparison.measures {
-        columns.extend(pairs(column, shown));
-    }
-    show_columns(html, "compare-table".into(), columns);
+    let labels = labels(&axes, shown.iter().map(|point| &point.settings));
+    let groups = comparison
+        .measures
+        .iter()
+        .map(|column| pairs(column, shown));
+    show_columns(html, "compare-table", labels, groups.collect());
     if !comparison.differences.is_empty() {
         html.heading("", ("differences", "Differences"), "Differences");
         let mut table = Table::new("compare-differences".into(), &["", "A", "B"]);
@@ -57,7 +58,7 @@ pub(super) fn show(html: &mut Html, comparison: &Comparison) {
 }
 
 /// Returns a measure's columns: A, B, and their ratio if the measure can be better or worse.
-fn pairs(column: &Column, points: &[Compared]) -> Vec<(String, Vec<Cell>)> {
+fn pairs(column: &Column, points: &[Compared]) -> Columns {
     let of = || points.iter().map(|point| point.measures.get(&column.name));
     let medians = of()
         .flatten()

@@ -13,10 +13,11 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
     html.note(sheet::EXPLAINED);
     let axes = sheet.rows.first();
     let axes: Vec<String> = axes.map_or(Vec::new(), |row| row.keys().cloned().collect());
-    let mut columns = labels(&axes, sheet.rows.iter());
-    columns.extend(sheet.columns.into_iter().map(|(heading, texts)| {
+    let labels = labels(&axes, sheet.rows.iter());
+    let columns = sheet.columns.into_iter().map(|(heading, texts)| {
         let cells = texts.into_iter().map(Cell::Number);
-        (heading, cells.collect())
-    }));
-    show_columns(html, format!("{prefix}sheet-table"), columns);
+        vec![(heading, cells.collect())]
+    });
+    let id = format!("{prefix}sheet-table");
+    show_columns(html, &id, labels, columns.collect());
 }

@@ -54,7 +54,7 @@ pub(super) fn show(page: &mut Page, table: &Table) {
         }
         page.gap();
     }
-    page.note(bonnie::EXPLAINED);
+    page.note(&bonnie::explained(table));
 }
 
 /// Returns the names of points, or numbers if the names are too long.

@@ -3,9 +3,10 @@
 use super::Style;
 use super::page::{Bar, Page};
 use crate::analysis::{Analysis, Distribution};
+use crate::impossible;
 use crate::render::comparison::{self, letter};
+use crate::render::facts;
 use crate::render::text::{Table, duration, micros, plain};
-use crate::render::{facts, impossible};
 
 /// Number of runs next to the base that fit the width; further runs start another table.
 const BESIDE: usize = 2;
@@ -91,7 +92,7 @@ fn warnings(page: &mut Page, letter: &str, run: &Analysis) {
         )),
         Some(_) => {}
     }
-    for error in impossible::sums(run) {
+    for error in impossible::sums(run.exact.as_ref(), run.wiki.as_ref()) {
         page.warning(&format!("{letter}: {error}"));
     }
 }
