@@ -480,11 +480,10 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         let result = fathom_load::files::run(&options, &mut |p| line.show(p));
         line.clear();
         let report = result?;
+        let record = Record::of_files(&report);
+        record.answer(args.json)?;
         show(&report, args.json)?;
-        return match &args.output {
-            Some(dir) => record::add(dir, Record::of_files(&report)),
-            None => Ok(()),
-        };
+        return record.keep(args.output.as_deref());
     }
     let mut options = Options {
         target: args.target()?,
@@ -513,10 +512,10 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         .operations
         .iter_mut()
         .for_each(|one| one.histogram.clear());
+    let record = Record::of(&report);
+    record.answer(args.json)?;
     show(&report, args.json)?;
-    if let Some(dir) = &args.output {
-        record::add(dir, Record::of(&report))?;
-    }
+    record.keep(args.output.as_deref())?;
     if report.errors > 0 {
         bail!("{} requests failed", report.errors);
     }

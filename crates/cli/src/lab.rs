@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 
 use crate::report::ReportArgs;
 
+pub use order::wrapped;
+
 /// Run experiments in guests
 ///
 /// An experiment boots virtual machines on this host, measures in them, and writes a run directory
@@ -182,7 +184,7 @@ fn describe(one: &dyn Experiment, json: bool) -> anyhow::Result<()> {
         .split('\n')
         .filter(|text| !text.is_empty())
     {
-        writeln!(out, "{}\n", order::wrapped(paragraph))?;
+        writeln!(out, "{}\n", wrapped(paragraph))?;
     }
     writeln!(out, "Parameters:")?;
     for parameter in one.parameters() {
@@ -192,7 +194,7 @@ fn describe(one: &dyn Experiment, json: bool) -> anyhow::Result<()> {
             _ => parameter.defaults().join(", "),
         };
         let values = format!("{} [default: {default}]", parameter.kind.range());
-        for line in order::wrapped(&values).lines() {
+        for line in wrapped(&values).lines() {
             writeln!(out, "      {line}")?;
         }
     }

@@ -226,7 +226,7 @@ fn the_breakdown_of_an_only_cell_is_the_report() {
     let output = run(&["report", text(&path), "--perfetto", text(&trace)]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!said.contains("table of cells"), "{said}");
-    // The report names the suspected limiters if the evidence for them exists.
+    // The report begins with the suspected limiter if the evidence for it exists.
     let page = dir.path().join("page.html");
     let show = || {
         stdout_of(&["report", text(&path), "--html", text(&page)]);
@@ -235,17 +235,12 @@ fn the_breakdown_of_an_only_cell_is_the_report() {
             fs::read_to_string(&page).unwrap(),
         ]
     };
-    assert!(
-        !show()
-            .iter()
-            .any(|text| text.contains("Suspected limiters"))
-    );
+    assert!(!show().iter().any(|text| text.contains("Limited by")));
     throttled(&run_of.experiment.as_ref().unwrap().cells[0])
         .save(&path)
         .unwrap();
     for text in show() {
-        assert!(text.contains("Suspected limiters"), "{text}");
-        assert!(text.contains("CPU cap"), "{text}");
+        assert!(text.contains("Limited by cpu-cap: CPU cap"), "{text}");
         assert!(text.contains("a breakdown within"), "{text}");
     }
     // A breakdown is shown next to another one, under the name of its run.

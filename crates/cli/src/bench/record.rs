@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use fathom_lab::environment;
-use fathom_lab::work::{Worked, latencies, rates};
+use fathom_lab::work::{Worked, bench, latencies, rates};
 use fathom_load::report::Direction;
 use fathom_load::{Report, files};
+use fathom_run::evidence::Evidence;
 use fathom_run::{Better, Cell, Experiment, Measure, Run, RunKind, Unit, now};
 use fathom_units::short_size;
+
+use crate::lab::wrapped;
 
 const NAME: &str = "bench";
 
@@ -18,6 +22,7 @@ const NAME: &str = "bench";
 pub struct Record {
     settings: BTreeMap<String, String>,
     measures: Vec<Measure>,
+    evidence: Evidence,
     seconds: f64,
 }
 
@@ -27,7 +32,7 @@ pub fn check(dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Adds a cell to a run directory, which is created if necessary.
-pub fn add(dir: &Path, record: Record) -> anyhow::Result<()> {
+fn add(dir: &Path, record: Record) -> anyhow::Result<()> {
     let shown = dir.display();
     fs::create_dir_all(dir).with_context(|| format!("cannot create {shown}"))?;
     // The lock makes other writers wait until the directory has both the cell and its plan.
@@ -44,6 +49,7 @@ pub fn add(dir: &Path, record: Record) -> anyhow::Result<()> {
         started: now(),
         seconds: record.seconds,
         measures: record.measures,
+        evidence: Some(record.evidence),
         ..Cell::default()
     };
     // The cell is saved before the plan. The next run overwrites a cell that no plan names, but a
@@ -90,13 +96,31 @@ impl Record {
     fn new<const N: usize>(
         settings: [(&str, String); N],
         measures: Vec<Measure>,
-        seconds: f64,
+        evidence: Evidence,
     ) -> Record {
         let settings = settings.map(|(name, value)| (name.to_owned(), value));
         Record {
             settings: settings.into(),
             measures,
-            seconds,
+            seconds: evidence.seconds,
+            evidence,
+        }
+    }
+
+    /// Adds the result to the run directory, if one is given.
+    pub fn keep(self, dir: Option<&Path>) -> anyhow::Result<()> {
+        dir.map_or(Ok(()), |dir| add(dir, self))
+    }
+
+    /// Prints the sentence that begins a result for people: the limiter and the rate. A load
+    /// without requests, such as one that only verifies, has none.
+    pub fn answer(&self, json: bool) -> std::io::Result<()> {
+        match json || self.evidence.load.requests == 0 {
+            true => Ok(()),
+            false => {
+                let answer = wrapped(&bench::answer(&self.evidence));
+                writeln!(std::io::stdout(), "{answer}")
+            }
         }
     }
 
@@ -137,7 +161,7 @@ impl Record {
             let errors = report.errors as f64;
             measures.push(Measure::new("errors", Unit::Count, errors, Better::Lower));
         }
-        Record::new(settings, measures, report.runtime)
+        Record::new(settings, measures, bench::evidence(report))
     }
 
     /// Returns the record of a load on a file system.
@@ -157,7 +181,7 @@ impl Record {
         if let Some(sync) = report.sync {
             measures.push(Measure::new("sync", Unit::Seconds, sync, Better::Lower));
         }
-        Record::new(settings, measures, report.runtime)
+        Record::new(settings, measures, bench::evidence_of_files(report))
     }
 }
 

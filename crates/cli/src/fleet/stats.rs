@@ -3,11 +3,13 @@
 use super::answers::{ask, tell};
 use super::hosts::Hosts;
 use super::worst::{self, Slow, Worst};
+use crate::lab::wrapped;
 use crate::servers::{Disks, Failed};
 use crate::stats::parse_seconds;
 use clap::Args;
 use fathom_client::fleet::Session;
 use fathom_client::{ClientError, Server};
+use fathom_img::shown;
 use fathom_trace::{Merged, Summary};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -150,13 +152,48 @@ fn look(
     })
 }
 
+/// Returns the sentence that begins the statistics: where requests spend most of their time, and
+/// the slowest disk.
+fn answer(told: &Told) -> String {
+    let whose = format!("{} disks of {} hosts", told.disks, told.hosts);
+    // The time of all requests in ns, by stage; the last stage is the total.
+    let mut stages: Vec<(&str, f64)> = Vec::new();
+    let (mut requests, mut whole) = (0, 0.0);
+    for op in &told.summary.operations {
+        let Some((total, parts)) = op.stages.split_last() else {
+            continue;
+        };
+        requests += total.count;
+        whole += total.mean_ns * total.count as f64;
+        for part in parts {
+            let ns = part.mean_ns * part.count as f64;
+            match stages.iter_mut().find(|(name, _)| *name == part.stage) {
+                Some((_, sum)) => *sum += ns,
+                None => stages.push((&part.stage, ns)),
+            }
+        }
+    }
+    let most = stages.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    let Some((stage, ns)) = most.filter(|_| requests > 0 && whole > 0.0) else {
+        return format!("{whose} had no requests.");
+    };
+    let (mean, share) = (worst::time(whole / requests as f64), 100.0 * ns / whole);
+    let slowest = told.worst.first().map(|slow| {
+        let [host, disk, op] = [&slow.host, &slow.disk, &slow.op].map(|name| shown(name));
+        let time = worst::time(slow.rank());
+        format!("; the slowest disk is {disk} of {host}, with {time} for a {op} (p99)")
+    });
+    let slowest = slowest.unwrap_or_default();
+    format!("A request to {whose} takes {mean}, {share:.0}% of it in the stage {stage}{slowest}.")
+}
+
 fn print(args: &StatsArgs, servers: &[Server], told: Told) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&told)?)?;
         return Ok(out.flush()?);
     }
-    writeln!(out, "{} disks of {} hosts:", told.disks, told.hosts)?;
+    writeln!(out, "{}", wrapped(&answer(&told)))?;
     write!(out, "{}", told.summary)?;
     if !told.worst.is_empty() {
         writeln!(out, "\nSlowest disks, by p99:")?;
@@ -168,4 +205,58 @@ fn print(args: &StatsArgs, servers: &[Server], told: Told) -> anyhow::Result<()>
     out.flush()?;
     tell(&told.failed, servers.len());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_trace::{OpSummary, StageSummary};
+
+    fn told(count: u64) -> Told {
+        let stage = |stage: &str, mean_ns: f64| StageSummary {
+            stage: stage.to_owned(),
+            count,
+            mean_ns,
+            p50_ns: None,
+            p90_ns: None,
+            p99_ns: Some(9e6),
+            p999_ns: None,
+            max_ns: 9e6,
+            ticks: 0,
+            histogram: Vec::new(),
+        };
+        let op = OpSummary {
+            op: "read".into(),
+            errors: 0,
+            bytes: 0,
+            stages: vec![
+                stage("queue", 25e3),
+                stage("device", 75e3),
+                stage("total", 100e3),
+            ],
+        };
+        let summary = Summary {
+            operations: vec![op],
+            ..Summary::default()
+        };
+        let mut worst = Worst::new(1);
+        worst.add("h1", "vm7", &summary);
+        Told {
+            hosts: 2,
+            disks: 40,
+            summary,
+            worst: worst.take(),
+            failed: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn statistics_begin_with_their_answer() {
+        assert_eq!(
+            answer(&told(1000)),
+            "A request to 40 disks of 2 hosts takes 100us, 75% of it in the stage device; the \
+             slowest disk is vm7 of h1, with 9ms for a read (p99)."
+        );
+        assert_eq!(answer(&told(0)), "40 disks of 2 hosts had no requests.");
+    }
 }

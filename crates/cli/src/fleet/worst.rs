@@ -25,7 +25,7 @@ pub struct Slow {
 
 impl Slow {
     /// Returns the highest known percentile up to p99, which is a lower bound of p99.
-    fn rank(&self) -> f64 {
+    pub fn rank(&self) -> f64 {
         let known = self.p99_ns.or(self.p90_ns).or(self.p50_ns);
         known.filter(|ns| ns.is_finite()).unwrap_or(0.0)
     }
@@ -105,8 +105,12 @@ const HEAD: [&str; 9] = [
 /// Whether each column is text, which is aligned to the left.
 const TEXT: [bool; 9] = [true, true, true, false, false, false, false, false, true];
 
+/// Writes a time that is given in ns.
+pub fn time(ns: f64) -> String {
+    short_duration(Duration::from_micros((ns / 1e3).clamp(0.0, 1e15) as u64))
+}
+
 pub fn print(out: &mut impl Write, worst: &[Slow]) -> io::Result<()> {
-    let time = |ns: f64| short_duration(Duration::from_micros((ns / 1e3).clamp(0.0, 1e15) as u64));
     let known = |ns: Option<f64>| ns.map_or_else(|| "-".to_owned(), time);
     let row = |slow: &Slow| {
         let is_known = Stage::ALL.iter().any(|stage| stage.name() == slow.stage);

@@ -1,5 +1,6 @@
 //! Converts a load's results to the measures of a cell and to the load in its evidence.
 
+pub mod bench;
 mod figures;
 mod fio;
 mod job;

@@ -3,7 +3,7 @@
 use fathom_limiter::UNKNOWN;
 use fathom_run::Better;
 
-use super::cell::Column;
+use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
 use super::points::Settings;
 use super::statistics::Ratio;
@@ -14,6 +14,8 @@ use crate::render::answer::Suspect;
 /// Longest label of a point in characters; of a longer one, only the settings that differ from the
 /// first point are named.
 const LONGEST_LABEL: usize = 60;
+/// Maximum number of characters of names without spaces, which cannot be wrapped.
+const LONGEST_WORD: usize = 80;
 /// Maximum number of measures that the answer compares.
 const MOST_MEASURES: usize = 3;
 
@@ -73,7 +75,7 @@ fn alone(table: &Table, point: &Point) -> String {
         let value = value(column, figure);
         Some(format!(
             "{} is {value}{}",
-            column.name,
+            clipped(&column.name, LONGEST_WORD),
             bare.unwrap_or_default()
         ))
     });
@@ -149,7 +151,7 @@ fn by_measure(table: &Table, column: &Column, points: &[&Point]) -> Option<Strin
     let limit = limit.map_or(String::new(), |held| {
         format!(", limited by {}", held.line())
     });
-    let (name, value) = (&column.name, value(column, figure));
+    let (name, value) = (clipped(&column.name, LONGEST_WORD), value(column, figure));
     let of = match against.is_empty() {
         true => format!("The {word} {name} is"),
         false => format!("The {name}{against} the {word} is"),
@@ -160,7 +162,7 @@ fn by_measure(table: &Table, column: &Column, points: &[&Point]) -> Option<Strin
     ))
 }
 
-/// Counts the verdicts on ratios, such as `2 faster, 1 noise`.
+/// Counts the verdicts on ratios, such as `2 faster, 1 within noise`.
 fn counts<'a>(ratios: impl Iterator<Item = &'a Ratio>, column: &Column) -> String {
     let mut counts: Vec<(&str, u32)> = Vec::new();
     for ratio in ratios {
@@ -170,7 +172,10 @@ fn counts<'a>(ratios: impl Iterator<Item = &'a Ratio>, column: &Column) -> Strin
             None => counts.push((word, 1)),
         }
     }
-    let told = counts.iter().map(|(word, count)| format!("{count} {word}"));
+    let told = counts.iter().map(|(word, count)| match *word {
+        "noise" => format!("{count} within noise"),
+        word => format!("{count} {word}"),
+    });
     told.collect::<Vec<_>>().join(", ")
 }
 
@@ -200,7 +205,7 @@ pub(super) fn short(point: &Point, first: &Point) -> String {
     let differs: Settings = differs.map(|(a, b)| (a.clone(), b.clone())).collect();
     match differs.is_empty() {
         true => "the first point".into(),
-        false => words::settings(&differs),
+        false => clipped(&words::settings(&differs), LONGEST_WORD),
     }
 }
 
@@ -282,11 +287,14 @@ pub(super) fn of_comparison(comparison: &Comparison) -> String {
         let counts = counts(its.map(|(_, _, ratio)| ratio), column);
         let at = match settings.is_empty() {
             true => String::new(),
-            false => format!(" with {}", words::settings(settings)),
+            false => format!(
+                " with {}",
+                clipped(&words::settings(settings), LONGEST_WORD)
+            ),
         };
         sentences.push(format!(
             "B against A by {}: {counts}; the largest change is {}{at}.",
-            column.name,
+            clipped(&column.name, LONGEST_WORD),
             words::marked(ratio)
         ));
     }

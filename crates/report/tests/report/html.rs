@@ -197,10 +197,14 @@ fn the_top_says_where_the_time_goes_and_what_not_to_trust() {
         "3 effects seen before their causes",
         "server: finish (40 requests)",
         "stretched",
-        "the guest's clock source is not the TSC",
     ] {
         assert!(top.contains(words), "{words}: {top}");
     }
+    let problems = page
+        .browser
+        .text("document.querySelector('.warning.mild').innerText");
+    let words = "the guest's clock source is not the TSC";
+    assert!(problems.contains(words), "{problems}");
     let wide = page
         .browser
         .number("document.documentElement.scrollWidth - innerWidth");
@@ -437,7 +441,7 @@ fn a_run_with_little_to_say_is_shown() {
     let top = page
         .browser
         .text("document.querySelector('header').innerText");
-    assert!(top.contains("No request could be followed"), "{top}");
+    assert!(top.contains("no request could be followed"), "{top}");
     let mut page = show(&[("bare".into(), bare), ("empty".into(), empty)]);
     page.assert_no_complaints();
     assert_eq!(page.count(".runs dt"), 2);
