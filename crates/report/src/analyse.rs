@@ -337,8 +337,11 @@ impl<'a> Work<'a> {
                 lost: std::mem::take(&mut self.truth.lost),
                 ..exact.truth
             };
-            for i in 0..exact.layers.len() {
-                exact.layers[i].name = exact.name_of(exact.layers[i].layer);
+            let names: Vec<&str> = { exact.layers.iter() }
+                .map(|row| exact.name_of(row.layer))
+                .collect();
+            for (row, name) in exact.layers.iter_mut().zip(names) {
+                row.name = name;
             }
             exact
         });

@@ -121,7 +121,7 @@ fn differences(table: &Table, points: &[&Point]) -> String {
 }
 
 fn by_measure(table: &Table, column: &Column, points: &[&Point]) -> Option<String> {
-    let of = |point: &&'_ Point| point.measures.get(&column.name).cloned();
+    let of = |point: &&Point| point.measures.get(&column.name).cloned();
     let figures = points.iter().filter_map(|point| Some((*point, of(point)?)));
     let figures: Vec<(&Point, Figure)> = figures.collect();
     let better = |a: &Figure, b: &Figure| match column.better {
