@@ -5,9 +5,6 @@ removes disks, and while it does not.
 A worker has one CPU, the load another; the server's other threads take what these leave.
 """
 
-import http.client
-import json
-import socket
 import subprocess
 import threading
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from pathlib import Path
 
 import experiment
 import loads
+from api import Api
 from bars import aligned, compared
 from cases import FATHOM, Case
 from experiment import Measures
@@ -27,25 +25,6 @@ CASES = [Case("null", "randread", "4k", 1), Case("null", "randread", "4k", 32),
 SHOWN = {"iops": "IOPS", "latency.p50": "p50 ns", "latency.p99": "p99 ns"}
 # Seconds between one that goes and the next that comes.
 PAUSE = 0.1
-
-
-class Api(http.client.HTTPConnection):
-    """A server's, on a Unix socket."""
-
-    def __init__(self, path: Path):
-        super().__init__("fathom", timeout=10)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self.path))
-
-    def ask(self, method: str, place: str, body: dict | None = None) -> None:
-        self.request(method, place, body and json.dumps(body))
-        answer = self.getresponse()
-        said = answer.read()
-        if answer.status >= 300:
-            raise Failed(f"{method} {place}: {said.decode()}")
 
 
 @contextmanager

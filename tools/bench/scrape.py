@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from churn import Api
+from api import Api
 from experiment import TARGET
 from noise import process_seconds
 from process import Failed, run, running
