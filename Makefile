@@ -7,8 +7,8 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo limiter-draws test test-times test-busy test-kvm test-cluster coverage fuzz fuzz-build $(FUZZ) torture test-machines bench book \
-	lint reliability installed install install-files uninstall deb static test-package
+.PHONY: limiter-draws setup build demo test test-times test-busy test-kvm test-cluster coverage fuzz fuzz-build $(FUZZ) torture test-machines bench bench-scale bench-compare \
+	instructions book lint reliability installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -101,6 +101,21 @@ test-machines: setup
 bench: build
 	$(CARGO) build --release --package fathom-nbd --example floor
 	python3 tools/bench/bench.py
+
+# How it scales with the CPUs of this machine: ten minutes. SCALE='--only null nbd' has options of the tool.
+bench-scale: build
+	python3 tools/bench/scale.py --fathom $(TARGET)/release/fathom $(SCALE)
+
+# An older build against this one, by turns: 20 minutes. Fails if a case is slower.
+bench-compare:
+	@test -n '$(OLD)' || { echo 'error: name the older program: make bench-compare OLD=FILE' >&2; exit 2; }
+	$(MAKE) build
+	python3 tools/bench/compare.py --check '$(OLD)' $(TARGET)/release/fathom
+
+# Instructions of a request on its hot paths, against those in tools/bench/instructions.tsv. UPDATE=1 writes them.
+instructions:
+	sh tools/setup.sh instructions
+	CARGO='$(CARGO)' python3 tools/bench/instructions.py $(if $(UPDATE),--update)
 
 # The documentation as pages for a browser, in target/book.
 book: build

@@ -2,8 +2,8 @@
 # Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
 # Debian 12 has not got, is built from crates.io. `setup.sh package` installs what makes and tries Debian
 # packages, `setup.sh static` what makes a static program, `setup.sh book` what makes the book,
-# `setup.sh cluster` what makes Ceph clusters to test with, `setup.sh coverage` what tells which code tests reach: few need
-# these.
+# `setup.sh cluster` what makes Ceph clusters to test with, `setup.sh coverage` what tells which code tests reach,
+# `setup.sh instructions` what counts instructions: few need these.
 # `setup.sh demo` installs only what the demo needs, and leaves the machine's kernels and QEMU as they are.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
@@ -482,6 +482,12 @@ for_coverage() {
 	python_packages
 }
 
+# valgrind, whose callgrind counts.
+for_instructions() {
+	install_also valgrind
+	check_rust
+}
+
 # Ceph's daemons and programs, and QEMU's own way to it, which has to be of QEMU's version.
 for_cluster() {
 	# shellcheck disable=SC2086
@@ -493,7 +499,7 @@ for_cluster() {
 }
 
 case "${1:-}" in
-package | static | book | demo | cluster | coverage)
+package | static | book | demo | cluster | coverage | instructions)
 	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 	"for_$1"
 	exit

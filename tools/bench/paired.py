@@ -16,7 +16,7 @@ ALPHA = 0.05
 # Probability that a real difference is found, for the number of rounds that it takes.
 POWER = 0.8
 # Rounds from which the exact test takes too long: it adds up 2^(n/2) choices of signs.
-MAX_ROUNDS = 40
+MAX_ROUNDS = 30
 
 
 def sums_of_signs(values: list[float]) -> list[float]:

@@ -2,6 +2,7 @@
 //! directories for other programs' files. Only tests use this crate.
 
 mod chance;
+mod instructions;
 mod memory_dir;
 mod priority;
 mod set_at_end;
@@ -9,6 +10,7 @@ mod tally;
 mod waiting;
 
 pub use chance::decide;
+pub use instructions::count_instructions;
 pub use memory_dir::MemoryDir;
 pub use priority::outrank_other_programs;
 pub use set_at_end::SetAtEnd;

@@ -53,6 +53,7 @@ mod probes;
 mod quitting;
 mod replaced;
 mod resize;
+mod scale;
 mod sharing;
 mod snapshots;
 mod sockets;
