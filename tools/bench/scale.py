@@ -72,8 +72,8 @@ class Sizes:
 
 def sizes(minutes: float, is_short: bool, cpus: int) -> Sizes:
     if is_short:
-        return Sizes(cpus, 0.3, [1, 3], [0, 10], [1, 2], [1, 5], 2, 16 << 20)
-    all_of_it = Sizes(cpus, 5, [1, 8, 64], [0, 100, 1000], [1, 16, 64, 256], [1, 10, 100, 1000], 20, 256 << 20)
+        return Sizes(cpus, 0.3, [1, 3], [0, 10], [1, 2], [2, 5], 2, 16 << 20)
+    all_of_it = Sizes(cpus, 5, [1, 8, 64], [0, 100, 1000], [1, 16, 64, 256], [10, 100, 1000], 20, 256 << 20)
     # Starting a thousand disks, and giving each something to tell, takes a minute.
     each = (minutes - 1) * 60 / all_of_it.points() - BESIDES
     all_of_it.seconds = min(all_of_it.seconds, max(0.5, each))
@@ -258,11 +258,11 @@ class Scale:
         table = [["disks", "upgrade s", "held ms", "efficiency", "longest wait ms", "worst", "without upgrade",
                   "limiter"]]
         for one in found:
-            each = one["held_ms"] / one["disks"]
+            # At best all disks are handed over in the time of one.
+            one["efficiency"] = first / one["held_ms"] if one["held_ms"] else 1.0
+            each = one["held_ms"] / one["disks"] * 1e3
             # Requests in flight are waited for, however many disks there are.
-            of_disks = one["held_ms"] > 2 * DELAY_MS
-            one |= {"efficiency": first / each, "limiter": f"the server: {each * 1e3:.0f} us a disk" if of_disks
-                    else "the requests in flight"}
+            one["limiter"] = "requests in flight" if one["held_ms"] < 2 * DELAY_MS else f"server: {each:.0f} us a disk"
             table.append([str(one["disks"]), f"{one['seconds']:.2f}", f"{one['held_ms']:.1f}",
                           f"{one['efficiency']:.0%}", f"{one['waits_ms']['median']:.1f}",
                           f"{one['waits_ms']['worst']:.1f}", f"{one['undisturbed_ms']['worst']:.1f}",

@@ -50,10 +50,7 @@ fn main() {
     let mut traced = traced();
     let write = |writer: &mut RingWriter| writer.write(&record(&stamps(1_000)));
     count_instructions("trace, a request", 1, &mut traced, |_| (), write);
-    for (name, requests) in [
-        ("NBD, a read of 4 KiB", 1),
-        ("NBD, 32 reads of 4 KiB", 32),
-    ] {
+    for (name, requests) in [("NBD, a read of 4 KiB", 1), ("NBD, 32 reads of 4 KiB", 32)] {
         let mut client = Client::new(requests);
         count_instructions(name, requests, &mut client, Client::send, Client::serve);
     }

@@ -32,8 +32,16 @@ fn main() {
     count("filter that passes on, a read", Op::Read, filtered, || ());
     for (name, format, op) in [
         ("raw image, a read", Format::Raw, Op::Read),
-        ("qcow2 image, a read of mapped data", Format::Qcow2, Op::Read),
-        ("qcow2 image, a write of mapped data", Format::Qcow2, Op::Write),
+        (
+            "qcow2 image, a read of mapped data",
+            Format::Qcow2,
+            Op::Read,
+        ),
+        (
+            "qcow2 image, a write of mapped data",
+            Format::Qcow2,
+            Op::Write,
+        ),
         ("QED image, a read of mapped data", Format::Qed, Op::Read),
     ] {
         let storage = Instant::with_image(format);
@@ -41,13 +49,21 @@ fn main() {
         let options = ImageOptions::new(format);
         let disk = ImageDisk::open(Arc::new(storage), Arc::new(NoFiles), options);
         let disk = Arc::new(disk.expect("a good image"));
-        count(name, op, disk, || completes_at_once.store(true, Ordering::Relaxed));
+        count(name, op, disk, || {
+            completes_at_once.store(true, Ordering::Relaxed)
+        });
     }
     let mut changes = Changes::new(SIZE);
     let mark = |changes: &mut Changes| {
         (0..REQUESTS).for_each(|n| changes.mark(offset(n), BLOCK as u64));
     };
-    count_instructions("dirty bitmap, a write", REQUESTS, &mut changes, |_| (), mark);
+    count_instructions(
+        "dirty bitmap, a write",
+        REQUESTS,
+        &mut changes,
+        |_| (),
+        mark,
+    );
 }
 
 /// Offset of the request `n`: each is in another cluster.
