@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = Path(__file__).with_name("instructions.tsv")
 PROGRAMS = {"fathom-exports": "export_paths", "fathom-stack": "disk_paths"}
 # The function that crates/testing/src/instructions.rs calls once for each path.
-COUNTED = "*counted_instructions*"
+COUNTED = "counted_instructions"
 # valgrind is some fifty times slower than the machine.
 LIMIT = 300  # seconds
 
@@ -96,8 +96,8 @@ def toolchain() -> dict[str, str]:
 def written(tools: dict[str, str], counted: list[Counted]) -> str:
     head = [f"# {name}: {version}" for name, version in tools.items()]
     lines = [f"{one.name}\t{one.requests}\t{one.instructions}" for one in counted]
-    return "\n".join(["# Written by `make instructions UPDATE=1`. Columns: path, requests, instructions of all of them.",
-                      *head, *lines]) + "\n"
+    about = "# Written by `make instructions UPDATE=1`. Columns: path, requests, instructions of all of them."
+    return "\n".join([about, *head, *lines]) + "\n"
 
 
 def read(text: str) -> tuple[dict[str, str], list[Counted]]:
@@ -143,7 +143,8 @@ def main() -> int:
     if not found:
         return 0
     print("\n".join(found), file=sys.stderr)
-    others = [f"{name} {version} (here {tools[name]})" for name, version in of.items() if tools.get(name) != version]
+    others = [f"{name} {version} (here {tools[name]})" for name, version in of.items()
+              if tools.get(name) != version]
     if others:
         print(f"error: the numbers in {EXPECTED.name} are those of {', '.join(others)}. Compare with the last commit: "
               "check it out, run `make instructions UPDATE=1`, and then count this one", file=sys.stderr)

@@ -262,7 +262,8 @@ class Scale:
             one["efficiency"] = first / one["held_ms"] if one["held_ms"] else 1.0
             each = one["held_ms"] / one["disks"] * 1e3
             # Requests in flight are waited for, however many disks there are.
-            one["limiter"] = "requests in flight" if one["held_ms"] < 2 * DELAY_MS else f"server: {each:.0f} us a disk"
+            is_short = one["held_ms"] < 2 * DELAY_MS
+            one["limiter"] = "requests in flight" if is_short else f"server: {each:.0f} us a disk"
             table.append([str(one["disks"]), f"{one['seconds']:.2f}", f"{one['held_ms']:.1f}",
                           f"{one['efficiency']:.0%}", f"{one['waits_ms']['median']:.1f}",
                           f"{one['waits_ms']['worst']:.1f}", f"{one['undisturbed_ms']['worst']:.1f}",

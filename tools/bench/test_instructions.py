@@ -9,7 +9,7 @@ from process import Failed
 # The beginning of a file of callgrind, and its end.
 DUMP = """# callgrind format
 version: 1
-desc: Trigger: --dump-after=fathom_testing::instructions::counted_instructions
+desc: Trigger: --dump-after=counted_instructions
 positions: line
 events: Ir
 summary: 4213
@@ -23,13 +23,14 @@ totals: 4213
 
 class Files(unittest.TestCase):
     def test_each_call_of_the_function_has_a_total(self):
-        end = DUMP.replace("--dump-after=fathom_testing::instructions::counted_instructions", "Program termination")
+        end = DUMP.replace("--dump-after=counted_instructions", "Program termination")
         self.assertEqual(instructions.totals([DUMP, DUMP.replace("4213", "7"), end]), [4213, 7])
         with self.assertRaises(Failed):
             instructions.totals(["desc: Trigger: --dump-after=x\n"])
 
     def test_totals_belong_to_the_printed_paths_in_their_order(self):
-        self.assertEqual(instructions.paths("a, b\t1\nc\t32\n", [10, 640]), [Counted("a, b", 1, 10), Counted("c", 32, 640)])
+        self.assertEqual(instructions.paths("a, b\t1\nc\t32\n", [10, 640]),
+                         [Counted("a, b", 1, 10), Counted("c", 32, 640)])
         with self.assertRaises(Failed):
             instructions.paths("a\t1\n", [1, 2])
 

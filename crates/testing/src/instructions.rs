@@ -26,7 +26,9 @@ pub fn count_instructions<S>(
     println!("{name}\t{requests}");
 }
 
-/// The function whose calls are counted, each by itself. The script finds it by its name.
+/// The function whose calls are counted, each by itself. callgrind needs its exact name.
+// SAFETY: no other function of a program has this name.
+#[unsafe(no_mangle)]
 #[inline(never)]
 fn counted_instructions(path: &mut dyn FnMut()) {
     path();
