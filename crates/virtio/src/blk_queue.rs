@@ -5,11 +5,12 @@ use crate::chain::{ChainContext, TableCopy, Unusable};
 use crate::descriptor::Descriptor;
 use crate::dirty_log::DirtyLog;
 use crate::features::{RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
-use crate::inflight::{InflightError, InflightQueue};
+use crate::inflight::InflightError;
 use crate::memory::{GuestMemory, GuestRegion, RegionCache};
-use crate::queue::layout::{IDX, RING, USED_ELEMENT, used_len};
-use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch};
+use crate::packed::PackedQueue;
+use crate::queue::{SplitQueue, prefetch};
 use crate::request::{Limits, Parser, Status, Verdict};
+use crate::ring::{Ring, RingAddresses, RingError, RingSetup, StartError, Started};
 use fathom_core::peer_event::{self, Full};
 use fathom_core::{Broken, Buffer, Cx, Eventfd, Op, Request, RequestId, Segments, Source, Wire};
 use std::any::Any;
@@ -21,19 +22,24 @@ use std::sync::Arc;
 pub struct QueueSetup {
     /// Number of the queue.
     pub index: u16,
-    /// Number of entries; a power of two, at most 1024.
+    /// Number of entries, at most 1024. Split queues need a power of two.
     pub size: u16,
-    /// Address of the descriptor table in the front-end's address space.
+    /// Address of the descriptor table or ring in the front-end's address space.
     pub desc_addr: u64,
-    /// Address of the avail ring in the front-end's address space.
+    /// Address of the avail ring, or of the driver's event suppression, in the front-end's address
+    /// space.
     pub avail_addr: u64,
-    /// Address of the used ring in the front-end's address space.
+    /// Address of the used ring, or of the device's event suppression, in the front-end's address
+    /// space.
     pub used_addr: u64,
     /// Guest physical address of the used ring for the dirty log, if writes to the ring are logged
     /// (VHOST_VRING_F_LOG).
     pub log_addr: Option<u64>,
-    /// Avail index at which the queue starts.
-    pub base: u16,
+    /// Position at which the queue starts, as in SET_VRING_BASE: the avail index of a split queue,
+    /// or the avail and used positions of a packed queue ([`INITIAL_PACKED_BASE`] for a new one).
+    ///
+    /// [`INITIAL_PACKED_BASE`]: crate::packed::INITIAL_BASE
+    pub base: u32,
     /// Features that the driver has accepted.
     pub features: u64,
     /// Eventfd that the driver signals.
@@ -73,19 +79,25 @@ pub enum QueueError {
     },
 }
 
-/// A virtqueue of a disk.
-pub struct BlkQueue {
-    ring: SplitQueue,
+/// A split virtqueue of a disk.
+pub type BlkQueue = DiskQueue<SplitQueue>;
+
+/// A packed virtqueue of a disk.
+pub type PackedBlkQueue = DiskQueue<PackedQueue>;
+
+/// A virtqueue of a disk, with a ring of layout `R`.
+pub struct DiskQueue<R: Ring> {
+    ring: R,
     cache: RegionCache,
     copy: TableCopy,
     indirect: bool,
     limits: Limits,
-    inflight: Option<InflightQueue>,
-    /// Heads that the predecessor left in flight; the next to be submitted is at the end.
-    resubmit: Vec<u16>,
-    /// Heads that `pop` has taken and not parsed yet, with their first descriptors. Unused between
+    inflight: Option<R::Region>,
+    /// Chains that the predecessor left in flight; the next to be submitted is at the end.
+    resubmit: Vec<R::Chain>,
+    /// Chains that `pop` has taken and not parsed yet, with their first descriptors. Unused between
     /// calls of `pop`.
-    staged: Vec<(u16, Descriptor)>,
+    staged: Vec<(R::Chain, Descriptor)>,
     /// The call eventfd was full, so the driver cannot be notified any more.
     deaf: bool,
     log: Option<Arc<DirtyLog>>,
@@ -94,7 +106,7 @@ pub struct BlkQueue {
     memory: Arc<GuestMemory>,
 }
 
-impl BlkQueue {
+impl<R: Ring> DiskQueue<R> {
     /// Starts a queue. If the in-flight region contains requests of a predecessor, they are popped
     /// first. If the region was in use before, it determines the avail index instead of
     /// `setup.base`.
@@ -102,38 +114,38 @@ impl BlkQueue {
         mut setup: QueueSetup,
         memory: Arc<GuestMemory>,
         log: Option<Arc<DirtyLog>>,
-        mut inflight: Option<InflightQueue>,
+        mut inflight: Option<R::Region>,
         device: Arc<BlkDevice>,
-    ) -> Result<BlkQueue, QueueError> {
+    ) -> Result<DiskQueue<R>, QueueError> {
         let index = setup.index;
-        check_log(&setup, log.as_deref())?;
+        check_log::<R>(&setup, log.as_deref())?;
         let at = RingAddresses {
             desc: setup.desc_addr,
             avail: setup.avail_addr,
             used: setup.used_addr,
         };
-        let event_idx = setup.features & RING_F_EVENT_IDX != 0;
+        let ring = RingSetup {
+            at,
+            size: setup.size,
+            base: setup.base,
+            event_idx: setup.features & RING_F_EVENT_IDX != 0,
+        };
         // SAFETY: this queue keeps `memory`, and drops it after the ring.
-        let ring = unsafe { SplitQueue::new(&memory, at, setup.size, setup.base, event_idx) };
-        let mut ring = ring.map_err(|source| QueueError::Ring { index, source })?;
-        let mut resubmit = Vec::new();
-        let mut has_predecessor = ring.next_used() != 0;
-        if let Some(inflight) = &mut inflight {
-            let recovery = inflight
-                .recover(setup.size, ring.next_used())
-                .map_err(|source| QueueError::Inflight { index, source })?;
-            // (The used index may have wrapped around to 0.)
-            has_predecessor |= !recovery.fresh;
-            if !recovery.fresh {
-                // Every popped head is either used or in flight.
-                let popped = recovery.heads.len() as u16;
-                ring.set_next_avail(ring.next_used().wrapping_add(popped));
-            }
-            resubmit = recovery.heads;
-            resubmit.reverse();
+        let started = unsafe { R::start(&memory, &ring, &mut inflight) };
+        let Started {
+            ring,
+            mut resubmit,
+            has_predecessor,
+        } = started.map_err(|error| match error {
+            StartError::Ring(source) => QueueError::Ring { index, source },
+            StartError::Inflight(source) => QueueError::Inflight { index, source },
+        })?;
+        resubmit.reverse();
+        if let Some(log) = &log {
+            ring.log_start(log);
         }
-        setup.base = ring.next_avail();
-        let mut queue = BlkQueue {
+        setup.base = ring.base();
+        let mut queue = DiskQueue {
             cache: RegionCache::default(),
             copy: TableCopy::default(),
             indirect: setup.features & RING_F_INDIRECT_DESC != 0,
@@ -155,30 +167,26 @@ impl BlkQueue {
         Ok(queue)
     }
 
-    /// Takes apart a queue that has nothing in flight. The setup's `base` is the avail index at
-    /// which a successor continues.
-    pub fn into_parts(self) -> (QueueSetup, Option<InflightQueue>) {
+    /// Takes apart a queue that has nothing in flight. The setup's `base` is the position at which
+    /// a successor continues.
+    pub fn into_parts(self) -> (QueueSetup, Option<R::Region>) {
         let mut setup = self.setup;
-        setup.base = self.ring.next_avail();
+        setup.base = self.ring.base();
         (setup, self.inflight)
     }
 
-    /// Returns the avail index of the next head to be popped.
-    pub fn next_avail(&self) -> u16 {
-        self.ring.next_avail()
+    /// Returns the position of the ring, as in GET_VRING_BASE.
+    pub fn base(&self) -> u32 {
+        self.ring.base()
     }
 
-    /// Returns the next head: first those of the predecessor, then those of the driver.
+    /// Returns the next chain: first those of the predecessor, then those of the driver.
     #[inline(always)]
-    fn next_head(&mut self) -> Result<u16, RingError> {
-        if let Some(head) = self.resubmit.pop() {
-            return Ok(head);
+    fn next_chain(&mut self) -> Result<Option<R::Chain>, RingError> {
+        if let Some(chain) = self.resubmit.pop() {
+            return Ok(Some(chain));
         }
-        let head = self.ring.pop()?;
-        if let Some(inflight) = &mut self.inflight {
-            inflight.mark(head);
-        }
-        Ok(head)
+        self.ring.take(&mut self.inflight)
     }
 
     /// Implements `Source::pop`, with ring errors unconverted.
@@ -191,26 +199,27 @@ impl BlkQueue {
     ) -> Result<u32, RingError> {
         self.limits.size = self.device.size();
         self.limits.write_through = self.device.write_through(self.setup.features);
-        let heads = self.resubmit.len() + usize::from(self.ring.available()?);
-        let staged = self.stage(heads.min(room));
+        let chains = self.resubmit.len() + self.ring.available()?;
+        let staged = self.stage(chains.min(room));
         let mut answered = 0;
         for index in 0..self.staged.len() {
             let Some(id) = cx.slab.take() else {
                 self.unstage(index);
                 break;
             };
-            let (head, first) = self.staged[index];
+            let (chain, first) = self.staged[index];
+            let tag = R::tag(chain);
             let request = &mut cx.slab[id];
             let verdict = self.parse(first, request);
             if let Ok(Verdict::Submit(status)) = verdict {
                 request.queue = self.setup.index;
-                request.tag = head;
+                request.tag = tag;
                 request.cookie = status.as_ptr() as u64;
                 request.wire = Wire::None;
                 batch.push(id);
             } else {
                 cx.refused += u64::from(!matches!(verdict, Ok(Verdict::Identify(_))));
-                self.answer_now(head, verdict, &request.segments);
+                self.answer_now(tag, verdict, &request.segments);
                 cx.slab.put(id);
                 answered += 1;
             }
@@ -218,28 +227,30 @@ impl BlkQueue {
         staged.map(|()| answered)
     }
 
-    /// Takes `n` heads and the first descriptor of each. Prefetches the memory to which the
+    /// Takes up to `n` chains and the first descriptor of each. Prefetches the memory to which the
     /// descriptors refer, since the driver wrote it last and it is in another CPU's cache.
     #[inline(always)]
     fn stage(&mut self, n: usize) -> Result<(), RingError> {
         self.staged.clear();
         for _ in 0..n {
-            let head = self.next_head()?;
-            let first = self.ring.first_descriptor(head);
+            let Some(chain) = self.next_chain()? else {
+                break;
+            };
+            let first = self.ring.first_descriptor(chain);
             if let Some(host) = self.cache.translate(&self.memory, first.addr(), 16) {
                 prefetch(host.as_ptr());
             }
-            self.staged.push((head, first));
+            self.staged.push((chain, first));
         }
         Ok(())
     }
 
-    /// Leaves the heads staged from `index` on for the next `pop`. This should not happen, because
+    /// Leaves the chains staged from `index` on for the next `pop`. This should not happen, because
     /// the worker has a slot for each request for which it has room.
     #[cold]
     fn unstage(&mut self, index: usize) {
         let rest = self.staged.drain(index..).rev();
-        self.resubmit.extend(rest.map(|(head, _)| head));
+        self.resubmit.extend(rest.map(|(chain, _)| chain));
     }
 
     #[inline(always)]
@@ -257,15 +268,15 @@ impl BlkQueue {
 
     /// Answers a chain that does not reach the disk.
     #[cold]
-    fn answer_now(&mut self, head: u16, verdict: Result<Verdict, Unusable>, segments: &Segments) {
+    fn answer_now(&mut self, tag: u16, verdict: Result<Verdict, Unusable>, segments: &Segments) {
         let (status, code, written) = match verdict {
-            Err(Unusable) => return self.answer(head, 0),
+            Err(Unusable) => return self.answer(tag, 0),
             Ok(Verdict::Submit(status)) => (status, Status::IoErr, 0),
             Ok(Verdict::Refuse(status, code)) => (status, code, 0),
             Ok(Verdict::Identify(status)) => (status, Status::Ok, self.identify(segments)),
         };
         self.write_status(status, code);
-        self.answer(head, written + 1);
+        self.answer(tag, written + 1);
     }
 
     /// Writes the serial number to `segments`, as far as it fits. Returns the number of bytes.
@@ -295,48 +306,35 @@ impl BlkQueue {
 
     /// Writes a used element.
     #[inline(always)]
-    fn answer(&mut self, head: u16, written: u32) {
+    fn answer(&mut self, tag: u16, written: u32) {
         if self.ring.unpublished() == self.ring.size() {
             // Happens only if a driver makes a head available twice.
             self.publish_used();
         }
-        self.ring.push_used(head, written);
-        if let Some(inflight) = &mut self.inflight {
-            inflight.link(head);
-        }
+        self.ring.push_used(tag, written, &mut self.inflight);
     }
 
     #[inline(always)]
     fn publish_used(&mut self) {
         let new = self.ring.unpublished();
-        self.ring.publish();
-        if let Some(inflight) = &mut self.inflight {
-            inflight.published(self.ring.next_used());
-        }
+        self.ring.publish(&mut self.inflight);
         if self.log.is_some() {
             self.log_used(new);
         }
     }
 
-    /// Logs the last `new` used elements and the used index.
+    /// Logs the last `new` used entries.
     #[cold]
     fn log_used(&self, new: u16) {
-        let (Some(log), Some(used)) = (&self.log, self.setup.log_addr) else {
-            return;
-        };
-        let (size, end) = (self.ring.size(), self.ring.next_used());
-        for index in (1..=new).map(|back| end.wrapping_sub(back) & (size - 1)) {
-            let offset = RING + USED_ELEMENT * usize::from(index);
-            log.mark(used + offset as u64, USED_ELEMENT as u64);
+        if let (Some(log), Some(addr)) = (&self.log, self.setup.log_addr) {
+            self.ring.log_used(log, addr, new);
         }
-        log.mark(used + IDX as u64, 2);
     }
 
-    /// Logs the fields of the used ring that tell the driver whether to kick.
+    /// Logs the fields that tell the driver whether to kick.
     fn log_kick_wishes(&self) {
-        if let (Some(log), Some(used)) = (&self.log, self.setup.log_addr) {
-            log.mark(used, 2);
-            log.mark(used + used_len(self.ring.size()) - 2, 2);
+        if let (Some(log), Some(addr)) = (&self.log, self.setup.log_addr) {
+            self.ring.log_kick_wishes(log, addr);
         }
     }
 
@@ -355,7 +353,7 @@ impl BlkQueue {
     }
 }
 
-impl Source for BlkQueue {
+impl<R: Ring> Source for DiskQueue<R> {
     fn capacity(&self) -> usize {
         usize::from(self.ring.size())
     }
@@ -467,13 +465,13 @@ fn limits(device: &BlkDevice, features: u64) -> Limits {
     }
 }
 
-/// Checks that the log covers the used ring (vhost-user, "Migration").
-fn check_log(setup: &QueueSetup, log: Option<&DirtyLog>) -> Result<(), QueueError> {
+/// Checks that the log covers the part at the logged address (vhost-user, "Migration").
+fn check_log<R: Ring>(setup: &QueueSetup, log: Option<&DirtyLog>) -> Result<(), QueueError> {
     let (Some(log), Some(addr)) = (log, setup.log_addr) else {
         return Ok(());
     };
     let index = setup.index;
-    match addr.checked_add(used_len(setup.size)) {
+    match addr.checked_add(R::logged_len(setup.size)) {
         Some(end) if log.covers(end) => Ok(()),
         _ => Err(QueueError::Log { index, addr }),
     }

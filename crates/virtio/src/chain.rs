@@ -1,9 +1,9 @@
-//! Walks a descriptor chain (2.7.5), direct or indirect.
+//! Walks a descriptor chain (2.7.5, 2.8.6), direct or indirect.
 
 use crate::descriptor::Descriptor;
 use crate::memory::{GuestMemory, RegionCache, is_aligned, pair_of, read_pair};
-use crate::queue::SplitQueue;
 use crate::queue::layout::DESCRIPTOR_SIZE;
+use crate::ring::Ring;
 use std::ptr::NonNull;
 
 /// Maximum number of entries of an indirect table. Drivers make tables no larger than `seg_max`
@@ -20,8 +20,8 @@ pub(crate) struct Unusable;
 pub(crate) struct TableCopy(Vec<[u64; 2]>);
 
 /// Context for reading chains; the same for all chains of a queue.
-pub(crate) struct ChainContext<'a> {
-    pub queue: &'a SplitQueue,
+pub(crate) struct ChainContext<'a, R> {
+    pub queue: &'a R,
     pub memory: &'a GuestMemory,
     pub cache: &'a mut RegionCache,
     pub copy: &'a mut TableCopy,
@@ -45,8 +45,8 @@ pub(crate) struct Chain {
 impl Chain {
     /// Begins the chain whose first descriptor, `first`, is in the queue's table.
     #[inline(always)]
-    pub fn begin(
-        cx: &mut ChainContext,
+    pub fn begin<R: Ring>(
+        cx: &mut ChainContext<R>,
         first: Descriptor,
     ) -> Result<(Chain, Descriptor), Unusable> {
         let entries = u32::from(cx.queue.size());
@@ -64,15 +64,15 @@ impl Chain {
 
     /// Returns the descriptor after `descriptor`, or none after the last.
     #[inline(always)]
-    pub fn after(
+    pub fn after<R: Ring>(
         &mut self,
-        cx: &mut ChainContext,
+        cx: &mut ChainContext<R>,
         descriptor: Descriptor,
     ) -> Result<Option<Descriptor>, Unusable> {
         let Some(index) = descriptor.next() else {
             return Ok(None);
         };
-        let mut next = self.read(index)?;
+        let mut next = self.read::<R>(index)?;
         if next.is_indirect() {
             (*self, next) = self.descend_late(cx, next)?;
         }
@@ -80,22 +80,25 @@ impl Chain {
     }
 
     #[inline(always)]
-    fn read(&mut self, index: u32) -> Result<Descriptor, Unusable> {
+    fn read<R: Ring>(&mut self, index: u32) -> Result<Descriptor, Unusable> {
         if index >= self.entries || self.left == 0 {
             return Err(Unusable);
         }
         self.left -= 1;
         // SAFETY: the whole table is mapped and aligned, and `index` lies in it.
         let pair = unsafe { read_pair(self.table.add(index as usize * DESCRIPTOR_SIZE)) };
+        if R::PACKED && self.is_indirect {
+            return Ok(Descriptor::from_packed_table(pair, index, self.entries));
+        }
         Ok(Descriptor::new(pair))
     }
 
     /// Continues in the table to which `descriptor` refers (2.7.5.3), with the table's first
     /// descriptor.
     #[inline(always)]
-    fn descend(
+    fn descend<R: Ring>(
         self,
-        cx: &mut ChainContext,
+        cx: &mut ChainContext<R>,
         descriptor: Descriptor,
     ) -> Result<(Chain, Descriptor), Unusable> {
         let len = descriptor.len();
@@ -117,7 +120,7 @@ impl Chain {
             left: entries,
             is_indirect: true,
         };
-        let first = chain.read(0)?;
+        let first = chain.read::<R>(0)?;
         if first.is_indirect() {
             Err(Unusable)
         } else {
@@ -125,20 +128,23 @@ impl Chain {
         }
     }
 
-    /// Enters an indirect table that follows direct descriptors. Devices must accept such a table,
-    /// but no driver creates one.
+    /// Enters an indirect table that follows direct descriptors. Devices of split queues must accept
+    /// such a table, but no driver creates one. Packed queues do not have such tables (2.8.19).
     #[cold]
     #[inline(never)]
-    fn descend_late(
+    fn descend_late<R: Ring>(
         self,
-        cx: &mut ChainContext,
+        cx: &mut ChainContext<R>,
         descriptor: Descriptor,
     ) -> Result<(Chain, Descriptor), Unusable> {
+        if R::PACKED {
+            return Err(Unusable);
+        }
         self.descend(cx, descriptor)
     }
 }
 
-impl ChainContext<'_> {
+impl<R> ChainContext<'_, R> {
     #[inline(always)]
     pub fn translate(&mut self, gpa: u64, len: u64) -> Option<NonNull<u8>> {
         self.cache.translate(self.memory, gpa, len)

@@ -33,6 +33,8 @@ pub const RING_F_EVENT_IDX: u64 = 1 << 29;
 pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Not a legacy device (6).
 pub const F_VERSION_1: u64 = 1 << 32;
+/// The queues are packed (2.8).
+pub const F_RING_PACKED: u64 = 1 << 34;
 
 /// Features that depend on the abilities and permissions of the disk.
 pub const OF_DISK: u64 = BLK_F_RO | BLK_F_CONFIG_WCE | BLK_F_DISCARD | BLK_F_WRITE_ZEROES;

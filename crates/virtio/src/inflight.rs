@@ -59,6 +59,11 @@ pub enum InflightError {
         /// Number of entries of the queue to be started.
         queue: u16,
     },
+    /// The region of a packed queue holds a state that no device leaves behind.
+    #[error(
+        "the in-flight region of the packed queue is damaged: it has {0}; reset the virtual machine"
+    )]
+    Damaged(&'static str),
 }
 
 /// State of a region when its queue starts.

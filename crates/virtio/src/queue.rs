@@ -2,13 +2,14 @@
 //! notifications in both directions.
 
 use crate::descriptor::Descriptor;
+use crate::dirty_log::DirtyLog;
+use crate::inflight::InflightQueue;
 use crate::memory::{GuestMemory, read_pair, shared_u16};
 use crate::queue::layout::*;
+pub use crate::ring::{MAX_SIZE, RingAddresses, RingError};
+use crate::ring::{Ring, RingSetup, StartError, Started, need_event, place};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
-
-/// Maximum queue size, in entries.
-pub const MAX_SIZE: u16 = 1024;
 
 /// Offsets and sizes of the rings (2.7.5 to 2.7.8), in bytes.
 pub(crate) mod layout {
@@ -36,63 +37,6 @@ pub(crate) mod layout {
 
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
 const USED_F_NO_NOTIFY: u16 = 1;
-
-/// Reason why a queue cannot run.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum RingError {
-    /// The queue has this number of entries, which is too large or not a power of two.
-    #[error("queue size {0} is not a power of two from 1 to {MAX_SIZE}")]
-    Size(u16),
-    /// A part of the queue is not aligned as virtio requires.
-    #[error("the {ring} at {addr:#x} is not {alignment}-byte aligned")]
-    Alignment {
-        /// Name of the part: `descriptor table`, `avail ring` or `used ring`.
-        ring: &'static str,
-        /// Address of the part in the front-end's address space.
-        addr: u64,
-        /// Required alignment in bytes.
-        alignment: u64,
-    },
-    /// A part of the queue lies outside the guest's memory.
-    #[error("the {ring} at {addr:#x} lies outside the guest's memory")]
-    Outside {
-        /// Name of the part: `descriptor table`, `avail ring` or `used ring`.
-        ring: &'static str,
-        /// Address of the part in the front-end's address space.
-        addr: u64,
-    },
-    /// The driver claims more available heads than the queue has entries.
-    #[error(
-        "the driver's avail index jumped from {seen} to {avail}, past the queue's {size} entries"
-    )]
-    Jump {
-        /// Avail index that the driver has written.
-        avail: u16,
-        /// Avail index of the next head to be popped.
-        seen: u16,
-        /// Number of entries of the queue.
-        size: u16,
-    },
-    /// The driver made a descriptor available that is not in the table.
-    #[error("the driver made descriptor {head} available, of {size}")]
-    Head {
-        /// Index of the descriptor.
-        head: u16,
-        /// Number of entries of the descriptor table.
-        size: u16,
-    },
-}
-
-/// Addresses of a queue's rings in the front-end's own address space.
-#[derive(Clone, Copy, Debug)]
-pub struct RingAddresses {
-    /// Address of the descriptor table.
-    pub desc: u64,
-    /// Address of the avail ring.
-    pub avail: u64,
-    /// Address of the used ring.
-    pub used: u64,
-}
 
 /// A split virtqueue. The memory of its rings must outlive the queue.
 pub struct SplitQueue {
@@ -130,24 +74,16 @@ impl SplitQueue {
         if !size.is_power_of_two() || size > MAX_SIZE {
             return Err(RingError::Size(size));
         }
-        let place = |ring, addr: u64, len, alignment| {
-            let outside = RingError::Outside { ring, addr };
-            let host = memory.translate_user(addr, len).ok_or(outside)?;
-            // The mapping here may be less aligned than the front-end's.
-            let aligned = |addr: u64| addr.is_multiple_of(alignment);
-            if !aligned(addr) || !aligned(host.as_ptr() as u64) {
-                return Err(RingError::Alignment {
-                    ring,
-                    addr,
-                    alignment,
-                });
-            }
-            Ok(host)
-        };
         let mut queue = SplitQueue {
-            desc: place("descriptor table", at.desc, descriptors_len(size), 16)?,
-            avail: place("avail ring", at.avail, avail_len(size), 2)?,
-            used: place("used ring", at.used, used_len(size), 4)?,
+            desc: place(
+                memory,
+                "descriptor table",
+                at.desc,
+                descriptors_len(size),
+                16,
+            )?,
+            avail: place(memory, "avail ring", at.avail, avail_len(size), 2)?,
+            used: place(memory, "used ring", at.used, used_len(size), 4)?,
             size,
             event_idx,
             next_avail: base,
@@ -343,8 +279,139 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Returns whether an index that advances from `old` to `new` passes `event` (2.7.10).
-#[inline(always)]
-pub fn need_event(event: u16, new: u16, old: u16) -> bool {
-    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+impl Ring for SplitQueue {
+    type Region = InflightQueue;
+    /// The head of the chain.
+    type Chain = u16;
+    const PACKED: bool = false;
+
+    unsafe fn start(
+        memory: &GuestMemory,
+        setup: &RingSetup,
+        region: &mut Option<InflightQueue>,
+    ) -> Result<Started<SplitQueue>, StartError> {
+        let RingSetup {
+            at,
+            size,
+            base,
+            event_idx,
+        } = *setup;
+        let base = u16::try_from(base).map_err(|_| RingError::Base { base, size })?;
+        // SAFETY: by the caller.
+        let mut ring = unsafe { SplitQueue::new(memory, at, size, base, event_idx) }?;
+        let mut resubmit = Vec::new();
+        let mut has_predecessor = ring.next_used() != 0;
+        if let Some(inflight) = region {
+            let recovery = inflight.recover(size, ring.next_used())?;
+            // (The used index may have wrapped around to 0.)
+            has_predecessor |= !recovery.fresh;
+            if !recovery.fresh {
+                // Every popped head is either used or in flight.
+                let popped = recovery.heads.len() as u16;
+                ring.set_next_avail(ring.next_used().wrapping_add(popped));
+            }
+            resubmit = recovery.heads;
+        }
+        Ok(Started {
+            ring,
+            resubmit,
+            has_predecessor,
+        })
+    }
+
+    #[inline(always)]
+    fn size(&self) -> u16 {
+        self.size
+    }
+
+    fn base(&self) -> u32 {
+        self.next_avail.into()
+    }
+
+    #[inline(always)]
+    fn pending(&self) -> bool {
+        self.pending()
+    }
+
+    #[inline(always)]
+    fn available(&self) -> Result<usize, RingError> {
+        self.available().map(usize::from)
+    }
+
+    #[inline(always)]
+    fn take(&mut self, region: &mut Option<InflightQueue>) -> Result<Option<u16>, RingError> {
+        let head = self.pop()?;
+        if let Some(inflight) = region {
+            inflight.mark(head);
+        }
+        Ok(Some(head))
+    }
+
+    #[inline(always)]
+    fn tag(chain: u16) -> u16 {
+        chain
+    }
+
+    #[inline(always)]
+    fn first_descriptor(&self, chain: u16) -> Descriptor {
+        self.first_descriptor(chain)
+    }
+
+    #[inline(always)]
+    fn table(&self) -> NonNull<u8> {
+        self.table()
+    }
+
+    #[inline(always)]
+    fn push_used(&mut self, tag: u16, len: u32, region: &mut Option<InflightQueue>) {
+        self.push_used(tag, len);
+        if let Some(inflight) = region {
+            inflight.link(tag);
+        }
+    }
+
+    #[inline(always)]
+    fn unpublished(&self) -> u16 {
+        self.unpublished()
+    }
+
+    #[inline(always)]
+    fn publish(&mut self, region: &mut Option<InflightQueue>) {
+        self.publish();
+        if let Some(inflight) = region {
+            inflight.published(self.next_used);
+        }
+    }
+
+    #[inline(always)]
+    fn needs_call(&mut self) -> bool {
+        self.needs_call()
+    }
+
+    fn enable_kicks(&mut self) -> bool {
+        self.enable_kicks()
+    }
+
+    fn disable_kicks(&mut self) {
+        self.disable_kicks();
+    }
+
+    fn logged_len(size: u16) -> u64 {
+        used_len(size)
+    }
+
+    /// Logs used elements and the used index.
+    fn log_used(&self, log: &DirtyLog, addr: u64, new: u16) {
+        let (size, end) = (self.size, self.next_used);
+        for index in (1..=new).map(|back| end.wrapping_sub(back) & (size - 1)) {
+            let offset = RING + USED_ELEMENT * usize::from(index);
+            log.mark(addr + offset as u64, USED_ELEMENT as u64);
+        }
+        log.mark(addr + IDX as u64, 2);
+    }
+
+    fn log_kick_wishes(&self, log: &DirtyLog, addr: u64) {
+        log.mark(addr, 2);
+        log.mark(addr + used_len(self.size) - 2, 2);
+    }
 }

@@ -4,6 +4,7 @@
 use crate::chain::{Chain, ChainContext, Unusable};
 use crate::descriptor::Descriptor;
 use crate::memory::{pair_of, segment};
+use crate::ring::Ring;
 use fathom_core::{Op, RangeLimits, Request, Segments};
 use libc::iovec;
 use std::ptr::NonNull;
@@ -81,8 +82,8 @@ pub enum Verdict {
 }
 
 /// Parses the chains of a queue.
-pub(crate) struct Parser<'a> {
-    pub chains: ChainContext<'a>,
+pub(crate) struct Parser<'a, R> {
+    pub chains: ChainContext<'a, R>,
     pub limits: &'a Limits,
 }
 
@@ -97,7 +98,7 @@ struct Headed {
     ok: bool,
 }
 
-impl Parser<'_> {
+impl<R: Ring> Parser<'_, R> {
     /// Parses the chain that begins with `first`, and fills in the fields of `request` that it
     /// determines. All data is added to the request's segments, since a well-formed request has
     /// data in one direction only.

@@ -3,7 +3,7 @@
 use super::TestMemory;
 use crate::blk_queue::QueueSetup;
 use crate::queue::layout::{IDX, RING, avail_len, descriptors_len, used_len};
-use crate::queue::need_event;
+use crate::ring::need_event;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -113,7 +113,7 @@ impl Driver {
             avail_addr: self.avail + TestMemory::USER_OFFSET,
             used_addr: self.used + TestMemory::USER_OFFSET,
             log_addr: Some(self.used),
-            base: self.used_idx(),
+            base: self.used_idx().into(),
             features,
             kick: event(),
             call: Some(event()),

@@ -259,10 +259,10 @@ impl Guest {
     /// Makes a head available, without overfilling the ring.
     fn offer(&mut self, head: u16) -> bool {
         let full = self.driver.size();
-        if self.driver.ahead_of(self.queue.next_avail()) == full && !self.pop() {
+        if self.driver.ahead_of(self.queue.base() as u16) == full && !self.pop() {
             return false;
         }
-        if self.driver.ahead_of(self.queue.next_avail()) < full {
+        if self.driver.ahead_of(self.queue.base() as u16) < full {
             self.driver.offer(head);
             self.driver.publish();
         }

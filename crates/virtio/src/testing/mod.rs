@@ -4,11 +4,15 @@
 mod driver;
 pub mod fuzz;
 mod memory;
+mod packed_driver;
 
 pub use driver::{Buffer, Driver, NEXT, WRITE, signalled};
 pub use memory::TestMemory;
+pub use packed_driver::{PackedDriver, Wish};
 
-use crate::{BlkDevice, BlkQueue};
+use crate::BlkDevice;
+use crate::blk_queue::DiskQueue;
+use crate::ring::Ring;
 use fathom_core::{
     Broken, Completion, Cx, DiskInfo, Engine, FileId, Io, RangeLimits, RequestId, Source, Token,
     Wait,
@@ -83,7 +87,10 @@ pub fn device() -> BlkDevice {
 
 /// Pops as many requests as there is room for. Returns them and the number of requests that the
 /// queue answered itself.
-pub fn pop(queue: &mut BlkQueue, cx: &mut Cx) -> Result<(Vec<RequestId>, u32), Broken> {
+pub fn pop<R: Ring>(
+    queue: &mut DiskQueue<R>,
+    cx: &mut Cx,
+) -> Result<(Vec<RequestId>, u32), Broken> {
     let mut batch = Vec::new();
     let room = queue.capacity();
     let answered = queue.pop(cx, room, &mut batch)?;
@@ -91,7 +98,7 @@ pub fn pop(queue: &mut BlkQueue, cx: &mut Cx) -> Result<(Vec<RequestId>, u32), B
 }
 
 /// Finishes requests with `errno` and releases their slots.
-pub fn finish(queue: &mut BlkQueue, cx: &mut Cx, batch: &[RequestId], errno: i32) {
+pub fn finish<R: Ring>(queue: &mut DiskQueue<R>, cx: &mut Cx, batch: &[RequestId], errno: i32) {
     for &id in batch {
         cx.slab[id].error = errno;
         queue.finish(&cx.slab[id]);

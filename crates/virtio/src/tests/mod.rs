@@ -7,3 +7,4 @@ mod events;
 mod fixture;
 mod hostile;
 mod oracle;
+mod packed;
