@@ -208,6 +208,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", help_heading = "vhost-user")]
     queue_size: Option<u16>,
 
+    /// Use packed rings, which the server must offer
+    #[arg(long, value_name = "on|off", value_parser = on_off(), default_value = "off",
+          hide_default_value = true, hide_possible_values = true,
+          help = "Use packed rings, which the server must offer [default: off]",
+          help_heading = "vhost-user")]
+    packed: bool,
+
     /// Do not use indirect descriptors
     #[arg(long, help_heading = "vhost-user")]
     no_indirect: bool,
@@ -323,6 +330,11 @@ enum WaitArg {
     Poll,
 }
 
+/// Parses `on` or `off`.
+fn on_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|value| value == "on")
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RepliesArg {
     /// Simple replies
@@ -416,6 +428,7 @@ impl BenchArgs {
         match (&self.vhost_user, &self.nbd, &self.path) {
             (Some(socket), ..) => Ok(Target::VhostUser(VhostUser {
                 queue_size: self.queue_size,
+                packed: self.packed,
                 wait,
                 indirect: !self.no_indirect,
                 event_idx: !self.no_event_idx,

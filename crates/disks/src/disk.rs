@@ -184,6 +184,7 @@ impl Served {
         let (options, stack) = (&self.options, &self.stack);
         let mut export_options = Options {
             max_queues: options.queues,
+            packed: options.packed,
             wrap: stack.injector.as_ref().and_then(Injector::wrap_source),
             watch: Some(self.watch(By::VhostUser)),
             ..Options::default()

@@ -202,6 +202,8 @@ pub struct DiskOptions {
     pub fuse: Option<FuseOptions>,
     /// Maximum number of virtqueues, 1 to 256.
     pub queues: u16,
+    /// Offer packed virtqueues.
+    pub packed: bool,
     /// The disk's serial number, as the guest sees it.
     pub serial: Option<String>,
     /// File for a trace of requests, which begins when the disk is opened.
@@ -270,6 +272,7 @@ impl DiskOptions {
             nbd: export.filter(|_| has_nbd),
             fuse,
             queues: table.queues.unwrap_or(DEFAULT_QUEUES),
+            packed: table.packed,
             serial: table.serial,
             trace: table.trace,
             alarms: table.alarms,

@@ -25,8 +25,9 @@ impl Feature {
     pub const EVENT_IDX: Feature = Feature::new(29, "EVENT_IDX");
     pub const PROTOCOL_FEATURES: Feature = Feature::new(30, "PROTOCOL_FEATURES");
     pub const VERSION_1: Feature = Feature::new(32, "VERSION_1");
+    pub const RING_PACKED: Feature = Feature::new(34, "RING_PACKED");
 
-    const NAMED: [Feature; 15] = [
+    const NAMED: [Feature; 16] = [
         Feature::SIZE_MAX,
         Feature::SEG_MAX,
         Feature::RO,
@@ -42,6 +43,7 @@ impl Feature {
         Feature::EVENT_IDX,
         Feature::PROTOCOL_FEATURES,
         Feature::VERSION_1,
+        Feature::RING_PACKED,
     ];
 
     const fn new(bit: u32, name: &'static str) -> Feature {

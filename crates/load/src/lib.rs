@@ -1,7 +1,7 @@
 //! A load generator for vhost-user-blk servers, NBD servers and files.
 //!
 //! [`run`] acts as a vhost-user front-end without a virtual machine. The front-end implements the
-//! driver's side of split virtqueues in shared memory, with one thread per queue. The threads use
+//! driver's side of split and packed virtqueues in shared memory, with one thread per queue. The threads use
 //! as little CPU time as possible, so that the measurement shows the server. The same loop drives
 //! connections to an NBD server, in batches, and a file through io_uring, Linux AIO or pread. The
 //! load on a file gives the host's own figure.
@@ -32,6 +32,7 @@ mod load;
 mod memory;
 mod message;
 mod nbd;
+mod packed_ring;
 mod pattern;
 mod port;
 mod queue;

@@ -1,7 +1,7 @@
-//! Features that the front-end of the `vhost` crate lacks: a timeout for replies, and a
-//! SET_LOG_BASE that accepts the replies of real servers.
+//! Features that the front-end of the `vhost` crate lacks: a timeout for replies, a SET_LOG_BASE that
+//! accepts the replies of real servers, and a SET_VRING_BASE for packed queues.
 
-use std::io::{self, ErrorKind, IoSlice, Read};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -67,13 +67,24 @@ pub fn set_log_base(stream: &UnixStream, log: &DirtyLog) -> Result<()> {
     read_answer(stream)
 }
 
+const SET_VRING_BASE: u32 = 10;
+
+/// Sends SET_VRING_BASE with the positions of a packed queue. The `vhost` crate has room for only
+/// one of them. There is no reply: a server that refuses the base closes the connection.
+pub fn set_vring_base(mut stream: &UnixStream, index: u32, base: u32) -> Result<()> {
+    let words = [SET_VRING_BASE, VERSION, 8, index, base];
+    let request: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+    let sent = stream.write_all(&request);
+    sent.map_err(|error| hung_up("sending SET_VRING_BASE", error))
+}
+
 /// Converts an error of the socket.
-fn hung_up(doing: &str, error: io::Error) -> Error {
+fn hung_up(doing: &'static str, error: io::Error) -> Error {
     match error.kind() {
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
-            Error::HungUp {
-                what: "SET_LOG_BASE",
-            }
+            // The name of the message is the last word.
+            let what = doing.rsplit(' ').next().unwrap_or(doing);
+            Error::HungUp { what }
         }
         _ => Error::os(doing, error),
     }

@@ -35,9 +35,11 @@ pub enum Target {
 pub struct VhostUser {
     /// Path of the server's Unix socket.
     pub socket: PathBuf,
-    /// Number of ring entries, a power of two up to 1024. `None`: the smallest size that holds
-    /// `iodepth`, but at least 128, as in guests.
+    /// Number of ring entries up to 1024, and a power of two unless the rings are packed. `None`:
+    /// the smallest power of two that holds `iodepth`, but at least 128, as in guests.
     pub queue_size: Option<u16>,
+    /// Use packed rings (VIRTIO_F_RING_PACKED).
+    pub packed: bool,
     /// How a worker waits for completions.
     pub wait: Wait,
     /// Use indirect descriptors, so that each request takes one ring entry
@@ -290,6 +292,7 @@ impl VhostUser {
         VhostUser {
             socket: socket.into(),
             queue_size: None,
+            packed: false,
             wait: Wait::Interrupt,
             indirect: true,
             event_idx: true,
@@ -406,12 +409,14 @@ impl Load {
 
 impl VhostUser {
     fn validate(&self, load: &Load) -> Result<()> {
-        if let Some(size) = self.queue_size
-            && (!size.is_power_of_two() || !(2..=MAX_QUEUE_SIZE).contains(&size))
-        {
-            return refuse(format!(
-                "--queue-size must be a power of two from 2 to {MAX_QUEUE_SIZE}"
-            ));
+        if let Some(size) = self.queue_size {
+            let is_allowed = self.packed || size.is_power_of_two();
+            if !is_allowed || !(2..=MAX_QUEUE_SIZE).contains(&size) {
+                return refuse(format!(
+                    "--queue-size must be from 2 to {MAX_QUEUE_SIZE}, and a power of two without \
+                     --packed on"
+                ));
+            }
         }
         if let Some(segment) = self.segment_size
             && (segment == 0 || !segment.is_multiple_of(SECTOR))

@@ -8,7 +8,7 @@ use crate::host::buffers::scribble;
 use crate::memory::{Buffer, GuestMemory, Layout};
 use crate::options::Wait;
 use crate::port::{Counters, Done, Op, Port};
-use crate::ring::{Ring, RingLayout};
+use crate::ring::{DriverRing, NOT_IN_RING, RingLayout};
 use crate::session::{self, Events};
 use crate::slots::{STATUS_UNWRITTEN, Shape, SlotLayout, Slots};
 use crate::workload::Rng;
@@ -28,7 +28,7 @@ pub struct QueueLayout {
 impl QueueLayout {
     pub fn new(layout: &mut Layout, size: u16, shape: Shape) -> QueueLayout {
         QueueLayout {
-            ring: RingLayout::new(layout, size),
+            ring: RingLayout::new(layout, size, shape.packed),
             slots: SlotLayout::new(layout, shape),
         }
     }
@@ -46,10 +46,10 @@ pub struct Manner {
 }
 
 /// The driver's side of one virtqueue.
-pub struct Queue {
+pub struct Queue<R> {
     /// Keeps the memory mapped that `ring` and `slots` point into.
     memory: Arc<GuestMemory>,
-    ring: Ring,
+    ring: R,
     slots: Slots,
     layout: QueueLayout,
     /// Slot of each head descriptor.
@@ -60,7 +60,7 @@ pub struct Queue {
     counters: Counters,
 }
 
-impl Queue {
+impl<R: DriverRing> Queue<R> {
     /// Creates a queue in zeroed memory, with prepared slots.
     pub fn new(
         memory: Arc<GuestMemory>,
@@ -68,8 +68,8 @@ impl Queue {
         shape: Shape,
         events: Arc<Events>,
         manner: Manner,
-    ) -> Queue {
-        let mut ring = Ring::new(&memory, &layout.ring, manner.event_idx);
+    ) -> Result<Queue<R>> {
+        let mut ring = R::new(&memory, &layout.ring, manner.event_idx)?;
         let slots = Slots::new(&memory, layout.slots, &ring);
         let mut slot_of = vec![NO_SLOT; usize::from(layout.ring.size)];
         for slot in 0..shape.slots {
@@ -79,7 +79,7 @@ impl Queue {
             Wait::Poll => ring.suppress(),
             Wait::Interrupt => ring.disarm(),
         }
-        Queue {
+        Ok(Queue {
             memory,
             ring,
             slots,
@@ -89,7 +89,7 @@ impl Queue {
             manner,
             events,
             counters: Counters::default(),
-        }
+        })
     }
 
     /// Fills the data buffers with random data.
@@ -138,11 +138,12 @@ impl Queue {
             log.expect(self.layout.slots.data(slot), len, "data");
         }
         log.expect(self.layout.slots.status(slot), 1, "status byte");
-        log.expect(self.layout.ring.used, 4, "used ring");
+        let (offset, len) = self.ring.last_written(&self.layout.ring);
+        log.expect(offset, len, "used ring");
     }
 }
 
-impl Port for Queue {
+impl<R: DriverRing> Port for Queue<R> {
     fn buffer(&self, slot: u16) -> Buffer {
         self.slots.buffer(slot)
     }
@@ -175,7 +176,12 @@ impl Port for Queue {
                 self.in_flight
             )));
         }
+        let mut popped = 0;
         while let Some(used) = self.ring.pop() {
+            popped += 1;
+            if used.head == NOT_IN_RING {
+                return Err(self.broken("the device used a buffer that it does not have".into()));
+            }
             let Some(slot) = self.slot_at(used.head) else {
                 return Err(self.broken(format!(
                     "the used ring names descriptor {}, which heads no request",
@@ -193,7 +199,7 @@ impl Port for Queue {
                 status: i32::from(self.slots.status(slot)),
             });
         }
-        self.in_flight -= count;
+        self.in_flight -= popped;
         Ok(())
     }
 
@@ -250,7 +256,7 @@ impl Port for Queue {
     }
 }
 
-impl std::fmt::Debug for Queue {
+impl<R: DriverRing> std::fmt::Debug for Queue<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue")
             .field("ring", &self.ring)

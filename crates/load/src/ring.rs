@@ -1,17 +1,23 @@
-//! The driver's side of a split virtqueue (virtio 1.2, section 2.7).
+//! The driver's side of a split virtqueue (virtio 1.2, section 2.7), and the interface that it
+//! shares with the packed one.
 //!
-//! The caller prepares descriptor chains once, and the ring transfers their heads. [`Ring::push`]
-//! queues a head, and [`Ring::publish`] makes all queued heads visible to the device.
-//! [`Ring::refresh`] reads the used index once, and [`Ring::pop`] returns used entries up to it.
+//! The caller prepares descriptor chains once, and the ring transfers their heads.
+//! [`DriverRing::push`] queues a head, and [`DriverRing::publish`] makes all queued heads visible to
+//! the device. [`DriverRing::refresh`] reads the used index once, and [`DriverRing::pop`] returns
+//! used entries up to it.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 
+use crate::error::Result;
 use crate::memory::{GuestMemory, Layout, PAGE};
 
 /// VRING_AVAIL_F_NO_INTERRUPT.
 const NO_INTERRUPT: u16 = 1;
 /// VRING_USED_F_NO_NOTIFY.
 const NO_NOTIFY: u16 = 1;
+
+/// Size in bytes of an event suppression structure of a packed ring.
+pub const EVENT_LEN: usize = 4;
 
 /// `struct virtq_desc`.
 #[repr(C)]
@@ -33,9 +39,13 @@ impl Desc {
 }
 
 /// Offsets in guest memory of the three parts of a ring.
+///
+/// A packed ring has its descriptor ring at `desc`, the driver's event suppression at `avail` and
+/// the device's at `used`.
 #[derive(Clone, Copy, Debug)]
 pub struct RingLayout {
     pub size: u16,
+    pub packed: bool,
     pub desc: usize,
     pub avail: usize,
     pub used: usize,
@@ -44,13 +54,18 @@ pub struct RingLayout {
 impl RingLayout {
     /// Places each part on pages of its own. The driver and the device write to different parts,
     /// and the dirty log must mark only the pages of the used ring.
-    pub fn new(layout: &mut Layout, size: u16) -> RingLayout {
+    pub fn new(layout: &mut Layout, size: u16, packed: bool) -> RingLayout {
         let n = usize::from(size);
+        let (avail, used) = match packed {
+            true => (EVENT_LEN, EVENT_LEN),
+            false => (6 + 2 * n, 6 + 8 * n),
+        };
         RingLayout {
             size,
+            packed,
             desc: layout.take(16 * n, PAGE),
-            avail: layout.take(6 + 2 * n, PAGE),
-            used: layout.take(6 + 8 * n, PAGE),
+            avail: layout.take(avail, PAGE),
+            used: layout.take(used, PAGE),
         }
     }
 
@@ -66,6 +81,50 @@ pub struct Used {
     pub head: u32,
     pub len: u32,
 }
+
+/// The driver's side of a virtqueue.
+pub trait DriverRing: Send + std::fmt::Debug + Sized {
+    /// Creates a ring in zeroed memory.
+    fn new(memory: &GuestMemory, layout: &RingLayout, event_idx: bool) -> Result<Self>;
+
+    /// Returns the address of descriptor `index` of the table from which `push` takes chains.
+    fn descriptor(&self, index: u16) -> *mut Desc;
+
+    /// Adds the chain that starts at `head`. The device may see it from now on. The caller must not
+    /// have more chains in the ring than it has entries.
+    fn push(&mut self, head: u16);
+
+    /// Makes all chains that were added visible to the device. Returns whether the device must be
+    /// kicked.
+    fn publish(&mut self) -> bool;
+
+    /// Looks for completions, and returns their number as far as it is known. The caller must check
+    /// the number: more entries than requests in flight mean a broken device.
+    fn refresh(&mut self) -> u16;
+
+    /// Returns the next used entry.
+    fn pop(&mut self) -> Option<Used>;
+
+    /// Returns whether the device has completed a request that was not popped yet.
+    fn is_ready(&self) -> bool;
+
+    /// Requests an interrupt at the next completion. Returns `false` if there is already a
+    /// completion: it may cause no interrupt, so the caller must not sleep.
+    fn arm(&mut self) -> bool;
+
+    /// Disables interrupts until [`DriverRing::arm`].
+    fn disarm(&mut self);
+
+    /// Disables interrupts for a polling driver, as far as the ring can.
+    fn suppress(&mut self);
+
+    /// Returns offset and length in guest memory of what the device wrote for the entry that was
+    /// popped last.
+    fn last_written(&self, layout: &RingLayout) -> (usize, usize);
+}
+
+/// Head of a used entry whose chain the device does not have.
+pub const NOT_IN_RING: u32 = u32::MAX;
 
 /// A split virtqueue. All pointers stay inside the guest memory passed to `new`, whose owner must
 /// outlive the ring.
@@ -93,28 +152,11 @@ unsafe impl Send for Ring {}
 /// Returns whether moving an index from `old` to `new` passes `event`, which means that the other
 /// side wants a notification (virtio 1.2, section 2.7.10).
 #[inline(always)]
-fn passes(event: u16, new: u16, old: u16) -> bool {
+pub fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
 impl Ring {
-    /// Creates a ring in zeroed memory.
-    pub fn new(memory: &GuestMemory, layout: &RingLayout, event_idx: bool) -> Ring {
-        assert!(layout.size.is_power_of_two());
-        let n = usize::from(layout.size);
-        Ring {
-            desc: memory.map().at(layout.desc, 16 * n).cast(),
-            avail: memory.map().at(layout.avail, 6 + 2 * n),
-            used: memory.map().at(layout.used, layout.used_len()),
-            mask: layout.size - 1,
-            event_idx,
-            next_avail: 0,
-            published: 0,
-            next_used: 0,
-            seen_used: 0,
-        }
-    }
-
     fn size(&self) -> usize {
         usize::from(self.mask) + 1
     }
@@ -141,26 +183,40 @@ impl Ring {
     fn avail_event(&self) -> &AtomicU16 {
         self.used_word(4 + 8 * self.size())
     }
+}
 
-    /// Returns the address of descriptor `index` of the ring's descriptor table.
-    pub fn descriptor(&self, index: u16) -> *mut Desc {
+impl DriverRing for Ring {
+    fn new(memory: &GuestMemory, layout: &RingLayout, event_idx: bool) -> Result<Ring> {
+        assert!(layout.size.is_power_of_two() && !layout.packed);
+        let n = usize::from(layout.size);
+        Ok(Ring {
+            desc: memory.map().at(layout.desc, 16 * n).cast(),
+            avail: memory.map().at(layout.avail, 6 + 2 * n),
+            used: memory.map().at(layout.used, layout.used_len()),
+            mask: layout.size - 1,
+            event_idx,
+            next_avail: 0,
+            published: 0,
+            next_used: 0,
+            seen_used: 0,
+        })
+    }
+
+    fn descriptor(&self, index: u16) -> *mut Desc {
         assert!(index <= self.mask);
         // SAFETY: inside the table that `new` checked.
         unsafe { self.desc.add(usize::from(index)) }
     }
 
-    /// Queues the chain that starts at `head`, without making it visible to the device. The caller
-    /// must not have more chains in the ring than it has entries.
     #[inline(always)]
-    pub fn push(&mut self, head: u16) {
+    fn push(&mut self, head: u16) {
         let place = 2 + usize::from(self.next_avail & self.mask);
         self.avail_word(place).store(head, Ordering::Relaxed);
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    /// Makes all queued chains visible to the device. Returns whether the device must be kicked.
     #[inline(always)]
-    pub fn publish(&mut self) -> bool {
+    fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.next_avail);
         if old == new {
             return false;
@@ -177,17 +233,16 @@ impl Ring {
         }
     }
 
-    /// Reads the used index, and returns the number of entries that can be popped. The caller must
-    /// check the number: more entries than requests in flight mean a broken device.
+    /// Reads the used index, and returns the number of entries that can be popped.
     #[inline(always)]
-    pub fn refresh(&mut self) -> u16 {
+    fn refresh(&mut self) -> u16 {
         self.seen_used = self.used_word(2).load(Ordering::Acquire);
         self.seen_used.wrapping_sub(self.next_used)
     }
 
     /// Returns the next used entry, up to the used index that `refresh` read.
     #[inline(always)]
-    pub fn pop(&mut self) -> Option<Used> {
+    fn pop(&mut self) -> Option<Used> {
         if self.next_used == self.seen_used {
             return None;
         }
@@ -207,15 +262,12 @@ impl Ring {
         })
     }
 
-    /// Returns whether the device has completed a request that was not popped yet.
     #[inline(always)]
-    pub fn is_ready(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.used_word(2).load(Ordering::Relaxed) != self.next_used
     }
 
-    /// Requests an interrupt at the next completion. Returns `false` if there is already a
-    /// completion: it may cause no interrupt, so the caller must not sleep.
-    pub fn arm(&mut self) -> bool {
+    fn arm(&mut self) -> bool {
         if self.event_idx {
             self.used_event().store(self.next_used, Ordering::Relaxed);
         } else {
@@ -225,9 +277,9 @@ impl Ring {
         !self.is_ready()
     }
 
-    /// Disables interrupts until [`Ring::arm`]. With EVENT_IDX nothing has to be written: the used
+    /// Disables interrupts. With EVENT_IDX nothing has to be written: the used
     /// index has passed the requested event already.
-    pub fn disarm(&mut self) {
+    fn disarm(&mut self) {
         if !self.event_idx {
             self.avail_word(0).store(NO_INTERRUPT, Ordering::Relaxed);
         }
@@ -235,12 +287,16 @@ impl Ring {
 
     /// Disables interrupts for a polling driver. EVENT_IDX cannot disable them completely: the most
     /// distant event is requested, which causes one interrupt per 65536 completions.
-    pub fn suppress(&mut self) {
+    fn suppress(&mut self) {
         self.disarm();
         if self.event_idx {
             let behind = self.next_used.wrapping_sub(1);
             self.used_event().store(behind, Ordering::Relaxed);
         }
+    }
+
+    fn last_written(&self, layout: &RingLayout) -> (usize, usize) {
+        (layout.used, 4)
     }
 }
 

@@ -14,9 +14,10 @@ use crate::error::{Error, Result};
 use crate::features::{BlockConfig, Feature};
 use crate::memory::{GuestMemory, Layout};
 use crate::options::{Load, Options, Rw, SECTOR, VhostUser, Wait};
+use crate::packed_ring::{PackedRing, base_after};
 use crate::queue::{Manner, Queue, QueueLayout};
-use crate::report::Report;
-use crate::ring::used_index;
+use crate::report::{Outcome, Report};
+use crate::ring::{DriverRing, Ring, used_index};
 use crate::run::{self, Geometry, Progress, Supervisor};
 use crate::session::{self, Events, Inflight, Offer, Plan, Session, Wiring};
 use crate::slots::Shape;
@@ -34,14 +35,6 @@ pub fn run(
     let geometry = fit(load, offer)?;
     let shape = shape(server, load, &offer.config, features)?;
     let (plan, layouts) = plan(server, load, features, shape)?;
-    let ports: Vec<_> = layouts
-        .iter()
-        .enumerate()
-        .map(|(i, layout)| {
-            let queue = make_queue(server, load, &plan, *layout, shape, i);
-            move || Ok(queue)
-        })
-        .collect();
     let pid = match server.backend_pid {
         Some(pid) => pid,
         None => session.peer_pid()?,
@@ -54,13 +47,12 @@ pub fn run(
         reconnects: 0,
         pid,
     };
-    boss.start()?;
-    let outcome = run::run(load, geometry, ports, &mut boss, progress)?;
-    let completed: Vec<u16> = outcome
-        .measured
-        .iter()
-        .map(|m| m.completed as u16)
-        .collect();
+    // Each layout of rings has its own compiled loop.
+    let outcome = match server.packed {
+        true => boss.run::<PackedRing>(options, server, geometry, &layouts, shape, progress),
+        false => boss.run::<Ring>(options, server, geometry, &layouts, shape, progress),
+    }?;
+    let completed: Vec<u64> = outcome.measured.iter().map(|m| m.completed).collect();
     boss.stop(&completed)?;
     let mut report = Report::new(options, &outcome, Some(pid));
     report.reconnects = boss.reconnects;
@@ -97,6 +89,12 @@ fn choose_features(server: &VhostUser, load: &Load, offer: &Offer) -> Result<u64
     }
     if server.event_idx && !has(Feature::EVENT_IDX) {
         return refused(Feature::EVENT_IDX, "use --no-event-idx");
+    }
+    if server.packed && !has(Feature::RING_PACKED) {
+        return refused(
+            Feature::RING_PACKED,
+            "use --packed off, or serve the disk with --packed",
+        );
     }
     if has(Feature::RO) && load.writes() {
         return Err(Error::Options(format!(
@@ -148,6 +146,9 @@ fn wanted(server: &VhostUser) -> u64 {
     }
     if server.event_idx {
         wanted |= Feature::EVENT_IDX.mask();
+    }
+    if server.packed {
+        wanted |= Feature::RING_PACKED.mask();
     }
     if server.log {
         wanted |= Feature::LOG_ALL.mask();
@@ -201,6 +202,7 @@ fn shape(server: &VhostUser, load: &Load, config: &BlockConfig, features: u64) -
         len: load.bs,
         segment,
         indirect: server.indirect,
+        packed: server.packed,
     })
 }
 
@@ -237,14 +239,14 @@ fn plan(
     Ok((plan, layouts))
 }
 
-fn make_queue(
+fn make_queue<R: DriverRing>(
     server: &VhostUser,
     load: &Load,
     plan: &Plan,
     layout: QueueLayout,
     shape: Shape,
     index: usize,
-) -> Queue {
+) -> Result<Queue<R>> {
     let check = |log: &Arc<DirtyLog>| LogCheck::new(log.clone(), index, &plan.memory);
     let manner = Manner {
         index,
@@ -254,9 +256,9 @@ fn make_queue(
         log: plan.log.as_ref().map(check),
     };
     let events = plan.queues[index].events.clone();
-    let queue = Queue::new(plan.memory.clone(), layout, shape, events, manner);
+    let queue = Queue::new(plan.memory.clone(), layout, shape, events, manner)?;
     queue.scribble(load.seed);
-    queue
+    Ok(queue)
 }
 
 /// Owns the connection while the workers run.
@@ -277,8 +279,40 @@ impl Boss {
         }
     }
 
+    /// Starts the queues and runs the load.
+    fn run<R: DriverRing>(
+        &mut self,
+        options: &Options,
+        server: &VhostUser,
+        geometry: Geometry,
+        layouts: &[QueueLayout],
+        shape: Shape,
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<Outcome> {
+        let load = &options.load;
+        let make = |(i, layout): (usize, &QueueLayout)| {
+            let queue = make_queue::<R>(server, load, &self.plan, *layout, shape, i)?;
+            Ok(move || Ok(queue))
+        };
+        let ports = layouts.iter().enumerate().map(make);
+        let ports = ports.collect::<Result<Vec<_>>>()?;
+        self.start()?;
+        run::run(load, geometry, ports, self, progress)
+    }
+
+    /// Returns whether a queue that has stopped at `base` has processed `sent` requests.
+    fn has_processed(&self, queue: usize, base: u32, sent: u64) -> bool {
+        let ring = &self.plan.queues[queue].ring;
+        match ring.packed {
+            false => base == u32::from(sent as u16),
+            true if self.plan.is_indirect() => base == base_after(sent, ring.size),
+            // Requests take different numbers of descriptors.
+            true => base & 0xffff == base >> 16,
+        }
+    }
+
     /// Stops the queues, and checks that each has processed exactly the requests that were sent.
-    fn stop(&mut self, completed: &[u16]) -> Result<()> {
+    fn stop(&mut self, completed: &[u64]) -> Result<()> {
         let bases = loop {
             match self.session.stop(completed.len()) {
                 Ok(bases) => break bases,
@@ -288,10 +322,10 @@ impl Boss {
             }
         };
         for (queue, (base, sent)) in bases.iter().zip(completed).enumerate() {
-            if base != sent {
+            if !self.has_processed(queue, *base, *sent) {
                 return Err(Error::Device {
                     queue,
-                    what: format!("GET_VRING_BASE says {base}, the avail index is {sent}"),
+                    what: format!("GET_VRING_BASE says {base:#x} after {sent} requests"),
                 });
             }
         }
@@ -354,6 +388,9 @@ impl Supervisor for Boss {
     }
 
     fn diagnose(&self, queue: usize, completed: u64, in_flight: u32) -> String {
+        if self.plan.queues[queue].ring.packed {
+            return "the server has not answered, or has sent no interrupt".into();
+        }
         let used = used_index(&self.plan.memory, &self.plan.queues[queue].ring);
         let unseen = used.wrapping_sub(completed as u16);
         if unseen == 0 || u32::from(unseen) > in_flight {

@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::features::{BlockConfig, Feature};
 use crate::memory::{GUEST_BASE, GuestMemory};
 use crate::message::{self, within};
+use crate::packed_ring::INITIAL_BASE;
 use crate::ring::{RingLayout, used_index};
 
 /// Timeout for the server's replies in one exchange, such as the handshake.
@@ -109,6 +110,13 @@ fn msg<T>(what: &'static str, result: vhost::Result<T>) -> Result<T> {
     })
 }
 
+impl Plan {
+    /// Returns true if the driver uses indirect descriptors.
+    pub fn is_indirect(&self) -> bool {
+        Feature::INDIRECT_DESC.is_in(self.features)
+    }
+}
+
 impl Session {
     /// Connects to a server and reads its features and limits.
     pub fn connect(path: &Path) -> Result<Session> {
@@ -163,15 +171,16 @@ impl Session {
         Ok(())
     }
 
-    /// Stops the queues. Returns the avail index at which each would resume.
-    pub fn stop(&mut self, queues: usize) -> Result<Vec<u16>> {
+    /// Stops the queues. Returns the position at which each would resume: the avail index of a split
+    /// queue, or both positions of a packed one.
+    pub fn stop(&mut self, queues: usize) -> Result<Vec<u32>> {
         let f = &mut self.frontend;
         within(&self.stream, ANSWER, || {
             for i in 0..queues {
                 msg("SET_VRING_ENABLE", f.set_vring_enable(i, false))?;
             }
             (0..queues)
-                .map(|i| Ok(msg("GET_VRING_BASE", f.get_vring_base(i))? as u16))
+                .map(|i| msg("GET_VRING_BASE", f.get_vring_base(i)))
                 .collect()
         })
     }
@@ -297,7 +306,7 @@ fn start(
     }
     msg("SET_MEM_TABLE", f.set_mem_table(&[region(&plan.memory)]))?;
     for (i, queue) in plan.queues.iter().enumerate() {
-        start_queue(f, i, queue, plan)?;
+        start_queue(f, stream, i, queue, plan)?;
     }
     if let Some(log) = &plan.log {
         message::set_log_base(stream, log)?;
@@ -328,12 +337,24 @@ fn region(memory: &GuestMemory) -> VhostUserMemoryRegionInfo {
     }
 }
 
-fn start_queue(f: &Frontend, index: usize, queue: &Wiring, plan: &Plan) -> Result<()> {
+fn start_queue(
+    f: &Frontend,
+    stream: &UnixStream,
+    index: usize,
+    queue: &Wiring,
+    plan: &Plan,
+) -> Result<()> {
     let ring = &queue.ring;
     msg("SET_VRING_NUM", f.set_vring_num(index, ring.size))?;
-    // The used index in memory is valid even if the server has died.
-    let base = used_index(&plan.memory, ring);
-    msg("SET_VRING_BASE", f.set_vring_base(index, base))?;
+    // The used index in memory is valid even if the server has died. A packed ring has none: as
+    // with QEMU, only the in-flight area tells a restarted server where its predecessor was.
+    match ring.packed {
+        false => {
+            let base = used_index(&plan.memory, ring);
+            msg("SET_VRING_BASE", f.set_vring_base(index, base))?;
+        }
+        true => message::set_vring_base(stream, index as u32, INITIAL_BASE)?,
+    }
     let address = |offset: usize| plan.memory.map().base() as u64 + offset as u64;
     let addresses = VringConfigData {
         queue_max_size: ring.size,

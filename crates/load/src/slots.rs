@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::memory::{Buffer, GuestMemory, Layout, PAGE};
 use crate::options::SECTOR;
 use crate::port::Op;
-use crate::ring::{Desc, Ring};
+use crate::ring::{Desc, DriverRing};
 
 /// `struct virtio_blk_outhdr`.
 const HEADER_LEN: usize = 16;
@@ -31,6 +31,8 @@ pub struct Shape {
     /// Maximum size of a data descriptor in bytes.
     pub segment: u32,
     pub indirect: bool,
+    /// The queue is packed, and so are indirect tables.
+    pub packed: bool,
 }
 
 impl Shape {
@@ -120,7 +122,7 @@ unsafe impl Send for Slots {}
 
 impl Slots {
     /// Builds the ring's descriptors and all tables. The tables are prepared for reads.
-    pub fn new(memory: &GuestMemory, layout: SlotLayout, ring: &Ring) -> Slots {
+    pub fn new(memory: &GuestMemory, layout: SlotLayout, ring: &impl DriverRing) -> Slots {
         let shape = layout.shape;
         let n = usize::from(shape.slots);
         let map = memory.map();
@@ -243,6 +245,20 @@ impl Slots {
             len,
             flags,
             next,
+        };
+        // Tables of packed queues have an id instead of a link, and then the flags, of which only
+        // one has a meaning.
+        let desc = match self.layout.shape {
+            Shape {
+                indirect: true,
+                packed: true,
+                ..
+            } => Desc {
+                flags: 0,
+                next: flags & Desc::WRITE,
+                ..desc
+            },
+            _ => desc,
         };
         let byte = usize::from(slot) * self.table_stride + 16 * usize::from(i);
         // SAFETY: descriptor `i` of the slot's table, which `new` placed.

@@ -206,6 +206,13 @@ pub struct DiskSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 256, extensions(("x-change" = json!("fixed"))))]
     pub queues: Option<u16>,
+    /// Offer packed virtqueues to guests, a more compact layout of the rings
+    ///
+    /// The guest's driver uses them if the virtual machine offers them as well: packed=on of QEMU.
+    #[arg(long, help_heading = "Threads and I/O")]
+    #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
+    pub packed: bool,
     /// CPUs to pin the threads to, such as 2-3,8 [default: no pinning]
     ///
     /// Each thread gets a part of the CPUs.

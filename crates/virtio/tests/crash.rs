@@ -7,10 +7,13 @@
 //! This test is alone in its program, because a child forked from several threads could find locks
 //! that are never released.
 
+mod single_step;
+
 use fathom_core::{Cx, RequestId, Source};
 use fathom_virtio::features::{BLK_F_FLUSH, RING_F_EVENT_IDX};
 use fathom_virtio::testing::{Buffer, Driver, TestMemory, context, device, finish, pop};
 use fathom_virtio::{BlkQueue, InflightQueue};
+use single_step::single_step;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -21,8 +24,6 @@ const INFLIGHT: u64 = 0x2000;
 const SHARED: std::ops::Range<u64> = 0x1000..0x3000;
 const HEADER: u64 = 0x4000;
 const DATA: u64 = 0x5000;
-/// Maximum number of instructions of a child; it needs some tens of thousands.
-const MAX_STEPS: u32 = 2_000_000;
 /// Initial ring index, chosen so that the indices wrap around during the test.
 const START: u16 = u16::MAX - 3;
 
@@ -120,57 +121,6 @@ fn scenario(m: &mut Machine) {
     m.finish(&[third[1], third[0]]);
 }
 
-/// Runs `body` in a child, one instruction at a time. Returns the different contents of `memory`,
-/// in order.
-fn single_step(memory: &TestMemory, body: impl FnOnce()) -> Vec<Vec<u8>> {
-    let len = (SHARED.end - SHARED.start) as usize;
-    let copy = || memory.read(SHARED.start, len);
-    let mut copies = vec![copy()];
-    // SAFETY: the child touches only its own copy of this process and the
-    // shared memory, and leaves by _exit.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "fork");
-    if child == 0 {
-        // A panic must not print a backtrace, which would take an hour when single-stepped.
-        // SAFETY: _exit runs nothing of the parent's; the child asks to be traced by its parent,
-        // and stops for it.
-        unsafe {
-            std::panic::set_hook(Box::new(|_| libc::_exit(1)));
-            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
-            libc::raise(libc::SIGSTOP);
-            body();
-            libc::_exit(0);
-        }
-    }
-    let host = memory.at(SHARED.start, len);
-    for _ in 0..MAX_STEPS {
-        let mut status = 0;
-        // SAFETY: waits for our own child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        if libc::WIFEXITED(status) {
-            assert_eq!(libc::WEXITSTATUS(status), 0, "the child failed");
-            return copies;
-        }
-        assert!(libc::WIFSTOPPED(status), "the child died: {status:#x}");
-        let last = copies.last().expect("never empty");
-        // SAFETY: `len` mapped bytes each; the child is stopped.
-        if unsafe { libc::memcmp(host.cast(), last.as_ptr().cast(), len) } != 0 {
-            copies.push(copy());
-        }
-        // SAFETY: our own child, which is stopped.
-        let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) };
-        assert_eq!(
-            stepped,
-            0,
-            "cannot single-step: {}",
-            std::io::Error::last_os_error()
-        );
-    }
-    // SAFETY: our own child.
-    unsafe { libc::kill(child, libc::SIGKILL) };
-    panic!("the child does not come to its end");
-}
-
 /// Returns the heads that were made available since `START`, in order.
 fn offered(memory: &TestMemory, driver: &Driver) -> Vec<u16> {
     let avail = driver.avail_gpa();
@@ -217,7 +167,7 @@ fn check_recovery(copy: &[u8]) {
 fn each_request_is_completed_once_wherever_the_queue_is_killed() {
     let mut machine = Machine::new();
     let memory = machine.memory.clone();
-    let copies = single_step(&memory, || scenario(&mut machine));
+    let copies = single_step(&memory, &SHARED, || scenario(&mut machine));
     // At least six stores per request.
     assert!(
         copies.len() > 8 * 6,
@@ -245,7 +195,7 @@ fn kill_successor(copy: &[u8]) {
             queue.publish(&mut cx);
         }
     };
-    for copy in single_step(&memory, body) {
+    for copy in single_step(&memory, &SHARED, body) {
         check_recovery(&copy);
     }
 }

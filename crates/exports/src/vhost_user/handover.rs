@@ -84,7 +84,7 @@ pub(super) enum Attended {
     Gone,
 }
 
-type Halted = Result<Vec<u16>, String>;
+type Halted = Result<Vec<u32>, String>;
 
 /// A frozen export. Dropping it resumes the export.
 pub struct Frozen {
@@ -157,7 +157,7 @@ impl Halting {
     ///
     /// # Errors
     /// The queues are not stopped by `deadline`, or the disk cannot be closed.
-    pub fn wait(self, deadline: Instant) -> Result<Vec<u16>, String> {
+    pub fn wait(self, deadline: Instant) -> Result<Vec<u32>, String> {
         let left = deadline.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left).map_err(|error| match error {
             RecvTimeoutError::Timeout => "requests in flight do not end".to_owned(),
@@ -233,7 +233,7 @@ pub struct Arrival {
 }
 
 enum Step {
-    Activate(Vec<u16>),
+    Activate(Vec<u32>),
     Run,
 }
 
@@ -266,7 +266,7 @@ impl Arriving {
 
     /// Starts to activate the disk, after the predecessor has stopped its queues at `bases`; does
     /// not wait for it.
-    pub fn begin_to_activate(&self, bases: Vec<u16>) {
+    pub fn begin_to_activate(&self, bases: Vec<u32>) {
         let _ = self.steps.send(Step::Activate(bases));
     }
 

@@ -43,6 +43,8 @@ pub struct Options {
     /// Maximum number of virtqueues that a front-end may use, 1 to 256. QEMU by default uses one
     /// per vCPU, and refuses a back-end that supports fewer.
     pub max_queues: u16,
+    /// Offer packed virtqueues (VIRTIO_F_RING_PACKED).
+    pub packed: bool,
     /// Serial of the disk in the guest; at most 20 bytes are used.
     pub serial: String,
     /// Wraps queues to observe or disturb them.
@@ -57,6 +59,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             max_queues: 64,
+            packed: false,
             serial: "fathom".to_owned(),
             wrap: None,
             patience: Duration::from_secs(10),
@@ -89,6 +92,7 @@ struct Shared {
     device: Arc<BlkDevice>,
     workers: Arc<[WorkerHandle]>,
     max_queues: u16,
+    packed: bool,
     wrap: Option<WrapSource>,
     patience: Duration,
     watch: Option<Watch>,
@@ -150,6 +154,7 @@ impl VhostUser {
                 device: Arc::new(device),
                 workers,
                 max_queues: options.max_queues,
+                packed: options.packed,
                 wrap: options.wrap,
                 patience: options.patience,
                 watch: options.watch,

@@ -196,7 +196,7 @@ pub struct DiskState {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Stopped {
     /// Positions of the queues of each disk.
-    pub bases: Vec<Vec<u16>>,
+    pub bases: Vec<Vec<u32>>,
     /// The stopped NBD clients.
     pub clients: Vec<ClientState>,
     /// Last state of the parts of each disk.

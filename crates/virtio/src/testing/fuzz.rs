@@ -13,6 +13,8 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use super::fuzz_packed::packed_ring;
+
 /// Two adjacent regions and a separate one.
 const REGIONS: [(u64, u64); 3] = [(0, 0x3000), (0x3000, 0x2000), (0x8000, 0x1000)];
 const RINGS: u64 = 0;
@@ -28,41 +30,45 @@ const TABLE: u64 = 0x1000;
 const STATUS: u64 = 0x2ffe;
 
 /// The fuzzer's bytes, read as numbers; zeroes after the end.
-struct Bytes<'a>(&'a [u8]);
+pub(super) struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
-    fn take(&mut self, n: usize) -> &'a [u8] {
+    pub(super) fn new(data: &'a [u8]) -> Bytes<'a> {
+        Bytes(data)
+    }
+
+    pub(super) fn take(&mut self, n: usize) -> &'a [u8] {
         let (head, tail) = self.0.split_at(n.min(self.0.len()));
         self.0 = tail;
         head
     }
 
-    fn number<const N: usize>(&mut self) -> u64 {
+    pub(super) fn number<const N: usize>(&mut self) -> u64 {
         let mut bytes = [0; 8];
         let taken = self.take(N);
         bytes[..taken.len()].copy_from_slice(taken);
         u64::from_le_bytes(bytes)
     }
 
-    fn byte(&mut self) -> u8 {
+    pub(super) fn byte(&mut self) -> u8 {
         self.number::<1>() as u8
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.number::<2>() % limit
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Returns true in about one of `n` cases.
-    fn rarely(&mut self, n: u8) -> bool {
+    pub(super) fn rarely(&mut self, n: u8) -> bool {
         self.byte() % n == n - 1
     }
 
     /// Returns an address that is mostly in memory.
-    fn address(&mut self) -> u64 {
+    pub(super) fn address(&mut self) -> u64 {
         if !self.rarely(16) {
             return SCRATCH + self.below(SCRATCH_LEN - 0x400);
         }
@@ -76,7 +82,7 @@ impl<'a> Bytes<'a> {
     }
 
     /// Returns a length that is mostly typical for data.
-    fn len(&mut self) -> u32 {
+    pub(super) fn len(&mut self) -> u32 {
         match self.byte() % 32 {
             0 => self.number::<4>() as u32,
             1 => self.byte().into(),
@@ -114,6 +120,97 @@ fn memory() -> TestMemory {
         unsafe { memory.at(gpa, len as usize).write_bytes(0, len as usize) };
     }
     memory
+}
+
+/// The memory of a guest, and the requests in it.
+pub(super) struct RingMemory;
+
+impl RingMemory {
+    pub(super) const RINGS: u64 = RINGS;
+    pub(super) const INFLIGHT: u64 = INFLIGHT;
+    /// Place and length of the dirty log.
+    pub(super) const LOG: (u64, usize) = (LOG, LOG_LEN);
+    pub(super) const TABLE: u64 = TABLE;
+
+    pub(super) fn memory() -> TestMemory {
+        memory()
+    }
+
+    /// Writes those bytes that lie in memory.
+    pub(super) fn write(memory: &TestMemory, at: u64, data: &[u8]) {
+        for (i, byte) in data.iter().enumerate() {
+            let gpa = at.wrapping_add(i as u64);
+            if memory.guest().translate(gpa, 1).is_some() {
+                memory.write(gpa, &[*byte]);
+            }
+        }
+    }
+
+    /// Writes a request that is nearly well-formed. Returns its buffers.
+    pub(super) fn request(memory: &TestMemory, bytes: &mut Bytes) -> Vec<Buffer> {
+        const KINDS: [u8; 8] = [0, 0, 1, 1, 4, 8, 11, 13];
+        let write = |at, data: &[u8]| RingMemory::write(memory, at, data);
+        let kind = KINDS[usize::from(bytes.byte() % 8)];
+        let header = bytes.address();
+        write(
+            header,
+            &[kind, 0, 0, 0, 0, 0, 0, 0, bytes.byte(), 0, 0, 0, 0, 0, 0, 0],
+        );
+        let mut chain = vec![Buffer::readable(header, 16)];
+        if bytes.rarely(8) {
+            chain[0].len = 5;
+            chain.push(Buffer::readable(header.wrapping_add(5), 11));
+        }
+        match kind {
+            4 => {}
+            8 => chain.push(Buffer::writable(bytes.address(), 20)),
+            11 | 13 => {
+                let range = bytes.address();
+                let (len, flags) = (bytes.byte(), bytes.byte() % 4 / 2);
+                write(
+                    range,
+                    &[7, 0, 0, 0, 0, 0, 0, 0, len, 0, 0, 0, flags, 0, 0, 0],
+                );
+                chain.push(Buffer::readable(range, 16));
+            }
+            _ => data(kind == 0, bytes, &mut chain),
+        }
+        if bytes.rarely(16) {
+            data(bytes.rarely(2), bytes, &mut chain);
+        }
+        chain.push(Buffer::writable(STATUS + u64::from(bytes.byte() % 4), 1));
+        chain
+    }
+}
+
+fn data(writable: bool, bytes: &mut Bytes, chain: &mut Vec<Buffer>) {
+    for _ in 0..=bytes.byte() % 6 {
+        let writable = writable != bytes.rarely(64);
+        let (gpa, len) = (bytes.address(), bytes.len());
+        chain.push(Buffer { gpa, len, writable });
+    }
+}
+
+/// Checks the guarantees that `Request` gives the disk.
+pub(super) fn check(memory: &TestMemory, request: &Request) {
+    let info: DiskInfo = disk();
+    assert_eq!((request.offset | request.len) % 512, 0);
+    assert!(request.offset + request.len <= info.size);
+    let mut sum = 0;
+    for segment in &request.segments {
+        let (host, len) = (segment.iov_base as *const u8, segment.iov_len as u64);
+        let gpa = memory.guest().gpa_of(host).expect("in guest memory");
+        let whole = memory.guest().translate(gpa, len);
+        assert_eq!(whole.map(|at| at.as_ptr().cast_const()), Some(host));
+        assert!(len > 0);
+        sum += len;
+    }
+    match request.op {
+        Op::Read | Op::Write => assert!(sum == request.len && sum > 0),
+        Op::Flush => assert_eq!((sum, request.len), (0, 0)),
+        Op::BlockStatus => unreachable!("virtio-blk cannot ask for it"),
+        Op::Discard | Op::WriteZeroes => assert!(sum == 0 && request.len > 0),
+    }
 }
 
 impl Guest {
@@ -172,7 +269,7 @@ impl Guest {
         let room = self.queue.capacity() - before;
         let result = self.queue.pop(&mut self.cx, room, &mut self.pending);
         for id in &self.pending[before..] {
-            self.check(&self.cx.slab[*id]);
+            check(&self.memory, &self.cx.slab[*id]);
         }
         let Ok(answered) = result else {
             self.broken = true;
@@ -181,28 +278,6 @@ impl Guest {
         self.popped += (self.pending.len() - before) as u64 + u64::from(answered);
         self.answered += u64::from(answered);
         true
-    }
-
-    /// Checks the guarantees that `Request` gives the disk.
-    fn check(&self, request: &Request) {
-        let info: DiskInfo = disk();
-        assert_eq!((request.offset | request.len) % 512, 0);
-        assert!(request.offset + request.len <= info.size);
-        let mut sum = 0;
-        for segment in &request.segments {
-            let (host, len) = (segment.iov_base as *const u8, segment.iov_len as u64);
-            let gpa = self.memory.guest().gpa_of(host).expect("in guest memory");
-            let whole = self.memory.guest().translate(gpa, len);
-            assert_eq!(whole.map(|at| at.as_ptr().cast_const()), Some(host));
-            assert!(len > 0);
-            sum += len;
-        }
-        match request.op {
-            Op::Read | Op::Write => assert!(sum == request.len && sum > 0),
-            Op::Flush => assert_eq!((sum, request.len), (0, 0)),
-            Op::BlockStatus => unreachable!("virtio-blk cannot ask for it"),
-            Op::Discard | Op::WriteZeroes => assert!(sum == 0 && request.len > 0),
-        }
     }
 
     /// Answers the request at `index` of those that are pending.
@@ -286,17 +361,7 @@ impl Guest {
         for (i, byte) in data.iter().enumerate() {
             let gpa = at.wrapping_add(i as u64);
             if !used.contains(&gpa) {
-                self.write(gpa, &[*byte]);
-            }
-        }
-    }
-
-    /// Writes those bytes that lie in memory.
-    fn write(&self, at: u64, data: &[u8]) {
-        for (i, byte) in data.iter().enumerate() {
-            let gpa = at.wrapping_add(i as u64);
-            if self.memory.guest().translate(gpa, 1).is_some() {
-                self.memory.write(gpa, &[*byte]);
+                RingMemory::write(&self.memory, gpa, &[*byte]);
             }
         }
     }
@@ -313,39 +378,10 @@ impl Guest {
 
     /// Writes a request that is nearly well-formed. Returns its head.
     fn request(&mut self, bytes: &mut Bytes) -> u16 {
-        const KINDS: [u8; 8] = [0, 0, 1, 1, 4, 8, 11, 13];
-        let kind = KINDS[usize::from(bytes.byte() % 8)];
-        let header = bytes.address();
-        self.write(
-            header,
-            &[kind, 0, 0, 0, 0, 0, 0, 0, bytes.byte(), 0, 0, 0, 0, 0, 0, 0],
-        );
+        let chain = RingMemory::request(&self.memory, bytes);
         if bytes.rarely(8) {
-            self.scribble_at(header, bytes.take(16));
+            self.scribble_at(chain[0].gpa, bytes.take(16));
         }
-        let mut chain = vec![Buffer::readable(header, 16)];
-        if bytes.rarely(8) {
-            chain[0].len = 5;
-            chain.push(Buffer::readable(header.wrapping_add(5), 11));
-        }
-        match kind {
-            4 => {}
-            8 => chain.push(Buffer::writable(bytes.address(), 20)),
-            11 | 13 => {
-                let range = bytes.address();
-                let (len, flags) = (bytes.byte(), bytes.byte() % 4 / 2);
-                self.write(
-                    range,
-                    &[7, 0, 0, 0, 0, 0, 0, 0, len, 0, 0, 0, flags, 0, 0, 0],
-                );
-                chain.push(Buffer::readable(range, 16));
-            }
-            _ => self.data(kind == 0, bytes, &mut chain),
-        }
-        if bytes.rarely(16) {
-            self.data(bytes.rarely(2), bytes, &mut chain);
-        }
-        chain.push(Buffer::writable(STATUS + u64::from(bytes.byte() % 4), 1));
         let head = u16::from(bytes.byte()) % self.driver.size();
         if chain.len() <= usize::from(self.driver.size() - head) && bytes.rarely(2) {
             self.driver.put_direct(head, &chain);
@@ -354,14 +390,6 @@ impl Guest {
             self.driver.put_indirect(head, table, &chain);
         }
         head
-    }
-
-    fn data(&self, writable: bool, bytes: &mut Bytes, chain: &mut Vec<Buffer>) {
-        for _ in 0..=bytes.byte() % 6 {
-            let writable = writable != bytes.rarely(64);
-            let (gpa, len) = (bytes.address(), bytes.len());
-            chain.push(Buffer { gpa, len, writable });
-        }
     }
 }
 

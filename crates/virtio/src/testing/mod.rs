@@ -3,6 +3,7 @@
 
 mod driver;
 pub mod fuzz;
+mod fuzz_packed;
 mod memory;
 mod packed_driver;
 

@@ -122,7 +122,7 @@ impl PackedDriver {
 
     /// Returns the number of free descriptors.
     pub fn room(&self) -> u16 {
-        self.size - self.counts.iter().sum::<u16>()
+        self.size.saturating_sub(self.counts.iter().sum())
     }
 
     /// Returns whether the device has this buffer.
@@ -206,7 +206,7 @@ impl PackedDriver {
             1 => false,
             2 if self.event_idx => {
                 let wanted = Position::of_word(position);
-                (1..=added).any(|back| {
+                (1..=added.min(self.size)).any(|back| {
                     let index = self.next_avail.before(back, self.size);
                     let wrap = self.next_avail.wrap == (index < self.next_avail.index);
                     wanted == Position { index, wrap }
@@ -230,6 +230,23 @@ impl PackedDriver {
         let count = count.unwrap_or_else(|| panic!("buffer {id} is not in the ring"));
         self.next_used = at.after(count, self.size);
         Some((id, word as u32))
+    }
+
+    /// Takes back used buffers, and ignores what makes no sense.
+    pub(super) fn forget_used(&mut self) {
+        loop {
+            let at = self.next_used;
+            let word = u64::from_le(self.word(at.index).load(Ordering::Acquire));
+            let flags = (word >> 48) as u16 & (AVAIL | USED);
+            let is_used = flags == if at.wrap { AVAIL | USED } else { 0 };
+            let id = usize::from((word >> 32) as u16);
+            match self.counts.get_mut(id) {
+                Some(count) if is_used && *count > 0 => {
+                    self.next_used = at.after(std::mem::take(count), self.size);
+                }
+                _ => return,
+            }
+        }
     }
 
     /// Sets the driver's event suppression structure.

@@ -27,6 +27,11 @@ fn no_ring_gets_the_better_of_us() {
 }
 
 #[test]
+fn no_packed_ring_gets_the_better_of_us() {
+    run(fuzz::packed_ring);
+}
+
+#[test]
 fn no_request_gets_the_better_of_us() {
     run(fuzz::request);
 }

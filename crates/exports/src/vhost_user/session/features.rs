@@ -2,7 +2,10 @@
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::{Header, has_reply};
-use fathom_virtio::features::{VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, offered};
+use fathom_virtio::features::{
+    F_RING_PACKED, VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, offered,
+};
+use fathom_virtio::packed::INITIAL_BASE;
 
 // vhost-user, "Protocol features".
 const MQ: u64 = 1 << 0;
@@ -32,8 +35,8 @@ pub struct Features {
     /// Features of virtio and vhost.
     pub acked: u64,
     pub protocol: u64,
-    /// Features of the disk that were accepted before the disk was changed. The driver continues to
-    /// use them; requests that are no longer possible fail one by one.
+    /// Features that were accepted before the disk or its options were changed. The driver continues
+    /// to use them; requests that are no longer possible fail one by one.
     pub kept: u64,
 }
 
@@ -46,6 +49,16 @@ impl Features {
     /// Returns true if every write to guest memory must be logged.
     pub fn log_all(&self) -> bool {
         self.acked & VHOST_F_LOG_ALL != 0
+    }
+
+    /// Returns true if the queues are packed.
+    pub fn packed(&self) -> bool {
+        self.acked & F_RING_PACKED != 0
+    }
+
+    /// Returns the base of a queue that has not been used yet.
+    pub fn initial_base(&self) -> u32 {
+        if self.packed() { INITIAL_BASE } else { 0 }
     }
 
     pub fn log_shmfd(&self) -> bool {
@@ -72,6 +85,7 @@ impl Session<'_> {
     pub(super) fn offered_features(&self) -> u64 {
         offered(self.shared.device.info(), self.shared.max_queues)
             | self.features.kept
+            | if self.shared.packed { F_RING_PACKED } else { 0 }
             | VHOST_USER_F_PROTOCOL_FEATURES
             | VHOST_F_LOG_ALL
     }

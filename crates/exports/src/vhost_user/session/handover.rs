@@ -6,10 +6,10 @@ use super::vrings::check_eventfd;
 use super::{Fault, Session};
 use crate::vhost_user::codec::{Inflight, Receiver, Region, VringAddr};
 use crate::vhost_user::mapping::Mapping;
+use fathom_core::Source;
 use fathom_sockets::Descriptors;
 use fathom_units::cause;
-use fathom_virtio::BlkQueue;
-use fathom_virtio::features::OF_DISK;
+use fathom_virtio::features::{F_RING_PACKED, OF_DISK};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -97,7 +97,7 @@ struct VringState {
     size: u16,
     /// The fields flags, desc, used, avail and log of [`VringAddr`].
     addr: Option<(u32, u64, u64, u64, u64)>,
-    base: u16,
+    base: u32,
     kick: Option<usize>,
     call: Option<usize>,
     err: Option<usize>,
@@ -116,7 +116,7 @@ impl AreaState {
 }
 
 /// Queues that are ready to run, with their indices.
-pub struct Ready(Vec<(usize, BlkQueue)>);
+pub struct Ready(Vec<(usize, Box<dyn Source>)>);
 
 impl Session<'_> {
     /// Describes the session; its queues may keep running. The error is for the user.
@@ -140,7 +140,7 @@ impl Session<'_> {
             vrings.push(VringState {
                 size: vring.size,
                 addr: vring.addr.map(addr),
-                base: vring.base,
+                base: self.base_of(vring),
                 kick: descriptors.add_any(vring.kick.as_ref())?,
                 call: descriptors.add_any(vring.call.as_ref())?,
                 err: descriptors.add_any(vring.err.as_ref())?,
@@ -193,7 +193,7 @@ impl Session<'_> {
         let unfinished = unfinished.transpose().map_err(Fault::Refused)?;
         let mut take = |number| descriptors.take(number).map_err(Fault::Refused);
         self.set_protocol_features(state.protocol_features)?;
-        self.features.kept = state.features & OF_DISK;
+        self.features.kept = state.features & (OF_DISK | F_RING_PACKED);
         self.set_features(state.features)?;
         let mut regions = Vec::new();
         for RegionState {
@@ -265,7 +265,7 @@ impl Session<'_> {
             };
             vring.size = state.size;
             vring.addr = state.addr.map(addr);
-            vring.base = state.base;
+            vring.base = Some(state.base);
             vring.kick = event(state.kick)?;
             vring.call = event(state.call)?;
             vring.err = event(state.err)?;
@@ -279,18 +279,19 @@ impl Session<'_> {
     ///
     /// # Errors
     /// Closing the disk failed; not everything that was written may be visible to others.
-    pub fn halt(&mut self) -> Result<Vec<u16>, String> {
+    pub fn halt(&mut self) -> Result<Vec<u32>, String> {
         self.pause(0..self.vrings.len());
         let closed = self.try_to_deactivate();
         closed.map_err(|error| error.to_string())?;
-        Ok(self.vrings.iter().map(|vring| vring.base).collect())
+        let bases = self.vrings.iter().map(|vring| self.base_of(vring));
+        Ok(bases.collect())
     }
 
     /// Prepares the queues that are to run, and activates the disk if there are any. No other
     /// process may use them. The error is for the user.
-    pub fn make_ready(&mut self, bases: Option<&[u16]>) -> Result<Ready, String> {
+    pub fn make_ready(&mut self, bases: Option<&[u32]>) -> Result<Ready, String> {
         for (vring, base) in self.vrings.iter_mut().zip(bases.unwrap_or_default()) {
-            vring.base = *base;
+            vring.base = Some(*base);
         }
         let ready = self.try_to_make_ready();
         ready.map_err(|(Fault::Refused(problem) | Fault::Fatal(problem))| problem)

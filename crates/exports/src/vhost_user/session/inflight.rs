@@ -6,11 +6,13 @@ use crate::vhost_user::codec::Inflight;
 use crate::vhost_user::mapping::Mapping;
 use fathom_core::{SAVED_STATE_ROOM, SavedState};
 use fathom_units::cause;
-use fathom_virtio::inflight::{InflightQueue, region_size};
+use fathom_virtio::inflight::{self, InflightQueue};
+use fathom_virtio::packed_inflight::{self, PackedInflight};
 use fathom_virtio::queue::MAX_SIZE;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The mapped area: one region per queue, in order.
@@ -18,6 +20,8 @@ pub struct InflightArea {
     pub(super) mapping: Arc<Mapping>,
     pub(super) queues: u16,
     pub(super) queue_size: u16,
+    /// The regions are those of packed queues.
+    packed: bool,
     /// Memory for the disk, after the queues' regions.
     saved_state: Option<SavedState>,
     /// Offset in bytes of the regions for queues of any size, after the disk's memory.
@@ -26,7 +30,7 @@ pub struct InflightArea {
 
 impl InflightArea {
     /// Returns the region of vring `index`, which has `size` entries.
-    fn queue(&self, index: u16, size: u16) -> Option<InflightQueue> {
+    fn queue(&self, index: u16, size: u16) -> Option<Region> {
         if index >= self.queues {
             return None;
         }
@@ -34,23 +38,48 @@ impl InflightArea {
             Some(roomy) if size > self.queue_size => (roomy, MAX_SIZE),
             _ => (0, self.queue_size),
         };
-        let offset = start + usize::from(index) * region_size(entries);
-        // SAFETY: the mapping was checked to hold `queues` regions of this size from an 8-aligned
-        // start, and the queue keeps a reference to it. Only this queue accesses this part, since a
-        // vring runs only once.
-        Some(unsafe {
-            InflightQueue::new(
-                self.mapping.ptr().add(offset),
-                entries,
-                self.mapping.clone(),
-            )
+        let offset = start + usize::from(index) * region_size(entries, self.packed);
+        Some(Region {
+            // SAFETY: the mapping was checked to hold `queues` regions of this size.
+            base: unsafe { self.mapping.ptr().add(offset) },
+            entries,
+            mapping: self.mapping.clone(),
         })
     }
 }
 
+/// The region of one queue.
+pub struct Region {
+    base: NonNull<u8>,
+    entries: u16,
+    mapping: Arc<Mapping>,
+}
+
+impl Region {
+    pub fn split(self) -> InflightQueue {
+        // SAFETY: the mapping holds this region from an 8-aligned start, and the queue keeps a
+        // reference to it. Only this queue accesses this part, since a vring runs only once.
+        unsafe { InflightQueue::new(self.base, self.entries, self.mapping) }
+    }
+
+    /// The same for a packed queue, in an area of packed queues.
+    pub fn packed(self) -> PackedInflight {
+        // SAFETY: as in `split`; the regions of such an area have the size of packed ones.
+        unsafe { PackedInflight::new(self.base, self.entries, self.mapping) }
+    }
+}
+
+/// Returns the size of a queue's region in bytes.
+fn region_size(queue_size: u16, packed: bool) -> usize {
+    match packed {
+        true => packed_inflight::region_size(queue_size),
+        false => inflight::region_size(queue_size),
+    }
+}
+
 /// Returns the size of all queues' regions in bytes.
-fn regions_size(queues: u16, queue_size: u16) -> u64 {
-    region_size(queue_size) as u64 * u64::from(queues)
+fn regions_size(queues: u16, queue_size: u16, packed: bool) -> u64 {
+    region_size(queue_size, packed) as u64 * u64::from(queues)
 }
 
 /// Layout of the area, as offsets in bytes; the queues' regions come first.
@@ -68,27 +97,27 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(queues: u16, queue_size: u16, room: u64) -> Layout {
-        let regions = regions_size(queues, queue_size);
+    fn new(queues: u16, queue_size: u16, room: u64, packed: bool) -> Layout {
+        let regions = regions_size(queues, queue_size, packed);
         let start = regions.next_multiple_of(8);
         let saved_state = start..start + room;
         let start = saved_state.end.next_multiple_of(8);
         Layout {
             regions,
             saved_state,
-            roomy: start..start + regions_size(queues, MAX_SIZE),
+            roomy: start..start + regions_size(queues, MAX_SIZE, packed),
         }
     }
 
     /// Returns the layout for any disk, since another disk may take this one's place.
-    fn of_all(queues: u16, queue_size: u16) -> Layout {
-        Layout::new(queues, queue_size, SAVED_STATE_ROOM)
+    fn of_all(queues: u16, queue_size: u16, packed: bool) -> Layout {
+        Layout::new(queues, queue_size, SAVED_STATE_ROOM, packed)
     }
 
     /// Returns the layout of an existing area. An earlier version left only as much room as its own
     /// disk needed, which was none for a disk without tables.
-    fn found(area: &Inflight, wanted: u64) -> Layout {
-        let of = |room| Layout::new(area.num_queues, area.queue_size, room);
+    fn found(area: &Inflight, wanted: u64, packed: bool) -> Layout {
+        let of = |room| Layout::new(area.num_queues, area.queue_size, room, packed);
         let (all, none) = (of(SAVED_STATE_ROOM), of(0));
         if area.mmap_size >= all.roomy.end {
             all
@@ -127,7 +156,9 @@ impl Session<'_> {
 
     pub(super) fn get_inflight_fd(&mut self, wanted: Inflight) -> Result<Reply, Fault> {
         self.check_inflight(&wanted)?;
-        let size = Layout::of_all(wanted.num_queues, wanted.queue_size)
+        // Front-ends send the features before they ask for an area.
+        let packed = self.features.packed();
+        let size = Layout::of_all(wanted.num_queues, wanted.queue_size, packed)
             .roomy
             .end;
         let fd = memory_file(size)
@@ -143,11 +174,12 @@ impl Session<'_> {
     pub(super) fn set_inflight_fd(&mut self, area: Inflight, fd: OwnedFd) -> Result<Reply, Fault> {
         self.check_inflight(&area)?;
         let wanted = self.shared.disk.saved_state_len();
+        let packed = self.features.packed();
         let Layout {
             regions,
             saved_state,
             roomy,
-        } = Layout::found(&area, wanted);
+        } = Layout::found(&area, wanted, packed);
         if area.mmap_size < regions {
             return Err(Fault::Refused(format!(
                 "the area has {} bytes but needs {regions}",
@@ -189,6 +221,7 @@ impl Session<'_> {
                 mapping,
                 queues: area.num_queues,
                 queue_size: area.queue_size,
+                packed,
                 saved_state,
                 roomy: is_roomy.then_some(roomy.start as usize),
             });
@@ -204,14 +237,19 @@ impl Session<'_> {
 
     /// Returns the region for a queue of `size` entries that is about to start, if the front-end
     /// has an in-flight area.
-    pub(super) fn current_inflight(
-        &self,
-        index: u16,
-        size: u16,
-    ) -> Result<Option<InflightQueue>, String> {
+    pub(super) fn current_inflight(&self, index: u16, size: u16) -> Result<Option<Region>, String> {
         let Some(area) = &self.inflight else {
             return Ok(None);
         };
+        if area.packed != self.features.packed() {
+            let kind = |packed| if packed { "packed" } else { "split" };
+            return Err(format!(
+                "the in-flight area is one of {} queues, but the driver uses {} ones; the \
+                 front-end must request another area after a reset",
+                kind(area.packed),
+                kind(!area.packed)
+            ));
+        }
         let outside = || {
             format!(
                 "the in-flight area has room for only {} queues",
@@ -226,7 +264,7 @@ impl Session<'_> {
 mod tests {
     use super::*;
 
-    fn found(mmap_size: u64, queues: u16, wanted: u64) -> (Range<u64>, Range<u64>) {
+    fn found(mmap_size: u64, queues: u16, wanted: u64, packed: bool) -> (Range<u64>, Range<u64>) {
         let area = Inflight {
             mmap_size,
             mmap_offset: 0,
@@ -234,15 +272,17 @@ mod tests {
             queue_size: 128,
             wire_len: 0,
         };
-        let layout = Layout::found(&area, wanted);
+        let layout = Layout::found(&area, wanted, packed);
         (layout.saved_state, layout.roomy)
     }
 
     #[test]
     fn an_area_is_used_as_it_was_laid_out() {
-        for queues in [1, 2, 64, 256] {
-            let regions = regions_size(queues, 128);
-            let roomy = regions_size(queues, MAX_SIZE);
+        let queues = [1, 2, 64, 256];
+        for (queues, packed) in queues.into_iter().flat_map(|n| [(n, false), (n, true)]) {
+            let found = |size, queues, wanted| found(size, queues, wanted, packed);
+            let regions = regions_size(queues, 128, packed);
+            let roomy = regions_size(queues, MAX_SIZE, packed);
             let begin = regions.next_multiple_of(8);
             let all = (
                 begin..begin + SAVED_STATE_ROOM,

@@ -11,8 +11,9 @@ use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
 use fathom_core::{Detaching, DiskError, Eventfd, Source, SourceId};
 use fathom_units::cause;
-use fathom_virtio::{BlkQueue, QueueSetup, signal};
+use fathom_virtio::{BlkQueue, PackedBlkQueue, QueueSetup, signal};
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
+use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Settings of one virtqueue.
@@ -21,8 +22,9 @@ pub struct Vring {
     /// Number of entries; 0 if it has not been set.
     pub(super) size: u16,
     pub(super) addr: Option<VringAddr>,
-    /// Next index in the avail ring; outdated while the vring runs.
-    pub(super) base: u16,
+    /// Position in the ring, as in SET_VRING_BASE: none if it has not been set, and outdated while
+    /// the vring runs.
+    pub(super) base: Option<u32>,
     /// Kick eventfd; the vring is started if there is one.
     pub(super) kick: Option<OwnedFd>,
     pub(super) call: Option<OwnedFd>,
@@ -76,7 +78,23 @@ pub(super) fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
     }
 }
 
+/// Returns the position at which a queue has stopped.
+fn end_position(queue: Box<dyn Any>) -> u32 {
+    match queue.downcast::<BlkQueue>() {
+        Ok(split) => split.base(),
+        Err(other) => {
+            let packed = other.downcast::<PackedBlkQueue>();
+            packed.expect("only queues are attached").base()
+        }
+    }
+}
+
 impl Session<'_> {
+    /// Returns the position of a vring, as in SET_VRING_BASE.
+    pub(super) fn base_of(&self, vring: &Vring) -> u32 {
+        vring.base.unwrap_or(self.features.initial_base())
+    }
+
     pub(super) fn set_vring_num(&mut self, index: u32, num: u32) -> Result<Reply, Fault> {
         let i = self.stopped_vring(index)?;
         // The queue checks the size when it starts.
@@ -87,8 +105,12 @@ impl Session<'_> {
 
     pub(super) fn set_vring_base(&mut self, index: u32, base: u32) -> Result<Reply, Fault> {
         let i = self.stopped_vring(index)?;
-        self.vrings[i].base = u16::try_from(base)
-            .map_err(|_| Fault::Refused(format!("vring {i}: base {base} is too large")))?;
+        if !self.features.packed() && base > u16::MAX.into() {
+            return Err(Fault::Refused(format!(
+                "vring {i}: base {base} is too large"
+            )));
+        }
+        self.vrings[i].base = Some(base);
         Ok(Reply::Ack)
     }
 
@@ -155,7 +177,7 @@ impl Session<'_> {
         self.vrings[i].kick = None;
         self.deactivate_if_idle();
         let mut state = index.to_ne_bytes().to_vec();
-        state.extend_from_slice(&u32::from(self.vrings[i].base).to_ne_bytes());
+        state.extend_from_slice(&self.base_of(&self.vrings[i]).to_ne_bytes());
         Ok(Reply::Payload(state, None))
     }
 
@@ -254,10 +276,9 @@ impl Session<'_> {
             return;
         }
         for (i, detaching) in detaching {
-            let queue = detaching.wait().into_any().downcast::<BlkQueue>();
-            let queue = queue.expect("only queues are attached");
-            self.vrings[i].base = queue.into_parts().0.base;
-            tracing::debug!("vhost-user: vring {i} stopped at {}", self.vrings[i].base);
+            let base = end_position(detaching.wait().into_any());
+            self.vrings[i].base = Some(base);
+            tracing::debug!("vhost-user: vring {i} stopped at {base:#x}");
         }
         self.shared
             .update_status(|status| status.queues_running -= count);
@@ -273,9 +294,8 @@ impl Session<'_> {
     }
 
     /// Attaches a queue to its worker. The disk must be activated.
-    pub(super) fn attach(&mut self, i: usize, queue: BlkQueue) -> Result<(), Fault> {
+    pub(super) fn attach(&mut self, i: usize, mut source: Box<dyn Source>) -> Result<(), Fault> {
         let worker = i % self.shared.workers.len();
-        let mut source: Box<dyn Source> = Box::new(queue);
         if let Some(wrap) = &self.shared.wrap {
             source = wrap(source);
         }
@@ -290,7 +310,7 @@ impl Session<'_> {
     }
 
     /// Creates the queue of a vring; None if the vring should not run.
-    pub(super) fn build(&self, i: usize) -> Result<Option<BlkQueue>, Fault> {
+    pub(super) fn build(&self, i: usize) -> Result<Option<Box<dyn Source>>, Fault> {
         let vring = &self.vrings[i];
         let enabled = vring.enabled || !self.features.rings_need_enable();
         let (Some(memory), Some(addr), Some(kick)) =
@@ -304,7 +324,7 @@ impl Session<'_> {
         let index = i as u16;
         let problem = |problem| Fault::Refused(format!("vring {i}: {problem}"));
         let log = self.current_log().map_err(problem)?;
-        let inflight = self.current_inflight(index, vring.size).map_err(problem)?;
+        let region = self.current_inflight(index, vring.size).map_err(problem)?;
         let log_used = addr.flags & VringAddr::F_LOG != 0;
         let kick = kick.as_fd().try_clone_to_owned();
         let setup = QueueSetup {
@@ -314,7 +334,7 @@ impl Session<'_> {
             avail_addr: addr.avail,
             used_addr: addr.used,
             log_addr: log_used.then_some(addr.log),
-            base: vring.base,
+            base: self.base_of(vring),
             features: self.features.acked,
             kick: kick
                 .map_err(|e| problem(format!("cannot duplicate an eventfd: {}", cause(e))))?,
@@ -323,8 +343,17 @@ impl Session<'_> {
         };
         let device = self.shared.device.clone();
         let memory = memory.clone();
-        let queue = BlkQueue::new(setup, memory, log, inflight, device);
-        queue.map(Some).map_err(Fault::refused)
+        // The layout is chosen here, once, and not for each request.
+        let queue: Box<dyn Source> = if self.features.packed() {
+            let region = region.map(|region| region.packed());
+            let queue = PackedBlkQueue::new(setup, memory, log, region, device);
+            Box::new(queue.map_err(Fault::refused)?)
+        } else {
+            let region = region.map(|region| region.split());
+            let queue = BlkQueue::new(setup, memory, log, region, device);
+            Box::new(queue.map_err(Fault::refused)?)
+        };
+        Ok(Some(queue))
     }
 
     pub(super) fn activate(&mut self) -> Result<(), Fault> {
