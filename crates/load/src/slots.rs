@@ -110,6 +110,8 @@ pub struct Slots {
     headers: *mut u8,
     status: *mut u8,
     data: *mut u8,
+    /// Address of the ring's first descriptor, which is the head of slot 0.
+    heads: *mut Desc,
     /// Address of the first descriptor of slot 0's chain.
     tables: *mut u8,
     /// Distance in bytes between the first descriptors of two adjacent slots.
@@ -141,25 +143,32 @@ impl Slots {
             status: map.at(layout.status, n),
             data: map.at(layout.data, n * layout.data_stride),
             layout,
+            heads: ring
+                .descriptor(shape.slots - 1)
+                .wrapping_sub(usize::from(shape.slots - 1)),
             tables,
             table_stride,
         };
         for slot in 0..shape.slots {
             slots.build(slot, Op::Read);
-            if shape.indirect {
-                let table = layout.header(slot) + HEADER_LEN;
-                store(
-                    ring.descriptor(slot),
-                    Desc {
-                        addr: GuestMemory::guest_address(table),
-                        len: shape.table_len() as u32,
-                        flags: Desc::INDIRECT,
-                        next: 0,
-                    },
-                );
-            }
         }
         slots
+    }
+
+    /// Makes the head descriptor of a slot refer to its table of `entries`. Without links, the length
+    /// of a packed queue's table is that of the chain.
+    fn refer_to_table(&self, slot: u16, entries: u16) {
+        let shape = self.layout.shape;
+        let entries = if shape.packed { entries } else { shape.chain() };
+        let table = self.layout.header(slot) + HEADER_LEN;
+        let desc = Desc {
+            addr: GuestMemory::guest_address(table),
+            len: 16 * u32::from(entries),
+            flags: Desc::INDIRECT,
+            next: 0,
+        };
+        // SAFETY: one of the ring's descriptors, of which it has at least one per slot.
+        store(unsafe { self.heads.add(usize::from(slot)) }, desc);
     }
 
     /// Returns the head descriptor of a slot's chain.
@@ -236,6 +245,9 @@ impl Slots {
         }
         let status = self.layout.status(slot);
         self.set_descriptor(slot, 1 + data, status, 1, Desc::WRITE, 0);
+        if shape.indirect {
+            self.refer_to_table(slot, data + 2);
+        }
     }
 
     fn set_descriptor(&self, slot: u16, i: u16, at: usize, len: u32, flags: u16, next: u16) {

@@ -33,6 +33,8 @@ pub const RING_F_EVENT_IDX: u64 = 1 << 29;
 pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Not a legacy device (6).
 pub const F_VERSION_1: u64 = 1 << 32;
+/// Addresses of the device go through an IOMMU of the guest (6.1). Not supported.
+pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
 /// The queues are packed (2.8).
 pub const F_RING_PACKED: u64 = 1 << 34;
 

@@ -23,14 +23,14 @@ const SET_VRING_CALL: u32 = 13;
 const CONFIG_CHANGE: u32 = 2;
 
 /// An export that has taken over from another one.
-struct Successor {
-    export: Arc<VhostUser>,
+pub struct Successor {
+    pub export: Arc<VhostUser>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Successor {
     /// Takes over as a process started by `fathom upgrade` does.
-    fn of(served: &Served) -> Successor {
+    pub fn of(served: &Served) -> Successor {
         let disk = TestDisk::new();
         let options = Options {
             max_queues: 4,

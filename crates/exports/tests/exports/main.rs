@@ -5,6 +5,7 @@ mod garbage;
 mod handover;
 mod memory;
 mod migration;
+mod packed;
 mod qemu;
 mod session;
 #[path = "../support/mod.rs"]

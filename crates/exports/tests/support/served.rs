@@ -42,6 +42,10 @@ impl Served {
         Served::at(tempfile::tempdir().unwrap(), options)
     }
 
+    pub fn with_options(options: Options) -> Served {
+        Served::at(tempfile::tempdir().unwrap(), options)
+    }
+
     /// Stops serving, and serves a new disk at the same path.
     pub fn restart(&mut self) {
         let place = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap());

@@ -3,7 +3,7 @@
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::{Header, has_reply};
 use fathom_virtio::features::{
-    F_RING_PACKED, VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, offered,
+    F_ACCESS_PLATFORM, F_RING_PACKED, VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, offered,
 };
 use fathom_virtio::packed::INITIAL_BASE;
 
@@ -74,6 +74,18 @@ impl Features {
     }
 }
 
+/// Returns what to do about a feature that a virtual machine may have been told to use.
+fn advice(unknown: u64) -> &'static str {
+    if unknown & F_ACCESS_PLATFORM != 0 {
+        "; the disk cannot be behind an IOMMU of the guest: start QEMU without iommu_platform=on \
+         for this device"
+    } else if unknown & F_RING_PACKED != 0 {
+        "; serve the disk with --packed, or start QEMU without packed=on for this device"
+    } else {
+        ""
+    }
+}
+
 impl Session<'_> {
     /// Returns true if the message gets an acknowledgement, for success and failure.
     pub fn acknowledges(&self, message: Header) -> bool {
@@ -94,7 +106,8 @@ impl Session<'_> {
         let unknown = features & !self.offered_features();
         if unknown != 0 {
             return Err(Fault::Refused(format!(
-                "features {unknown:#x} were not offered"
+                "features {unknown:#x} were not offered{}",
+                advice(unknown)
             )));
         }
         // Live migration begins and ends with this message.
