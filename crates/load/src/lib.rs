@@ -1,10 +1,10 @@
 //! A load generator for vhost-user-blk servers, NBD servers and files.
 //!
 //! [`run`] acts as a vhost-user front-end without a virtual machine. The front-end implements the
-//! driver's side of split and packed virtqueues in shared memory, with one thread per queue. The threads use
-//! as little CPU time as possible, so that the measurement shows the server. The same loop drives
-//! connections to an NBD server, in batches, and a file through io_uring, Linux AIO or pread. The
-//! load on a file gives the host's own figure.
+//! driver's side of split and packed virtqueues in shared memory, with one thread per queue. The
+//! threads use as little CPU time as possible, so that the measurement shows the server. The same
+//! loop drives connections to an NBD server, in batches, and a file through io_uring, Linux AIO or
+//! pread. The load on a file gives the host's own figure.
 //!
 //! With [`options::Load::verify`], every block records its run, position and generation. The
 //! check finds lost, stale, torn and misplaced data, even after the server was killed or in a later

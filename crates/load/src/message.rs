@@ -1,5 +1,5 @@
-//! Features that the front-end of the `vhost` crate lacks: a timeout for replies, a SET_LOG_BASE that
-//! accepts the replies of real servers, and a SET_VRING_BASE for packed queues.
+//! Features that the front-end of the `vhost` crate lacks: a timeout for replies, a SET_LOG_BASE
+//! that accepts the replies of real servers, and a SET_VRING_BASE for packed queues.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -70,7 +70,7 @@ pub fn set_log_base(stream: &UnixStream, log: &DirtyLog) -> Result<()> {
 const SET_VRING_BASE: u32 = 10;
 
 /// Sends SET_VRING_BASE with the positions of a packed queue. The `vhost` crate has room for only
-/// one of them. There is no reply: a server that refuses the base closes the connection.
+/// one of them. The message has no reply: a server that refuses the base closes the connection.
 pub fn set_vring_base(mut stream: &UnixStream, index: u32, base: u32) -> Result<()> {
     let words = [SET_VRING_BASE, VERSION, 8, index, base];
     let request: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();

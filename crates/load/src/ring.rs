@@ -2,9 +2,9 @@
 //! shares with the packed one.
 //!
 //! The caller prepares descriptor chains once, and the ring transfers their heads.
-//! [`DriverRing::push`] queues a head, and [`DriverRing::publish`] makes all queued heads visible to
-//! the device. [`DriverRing::refresh`] reads the used index once, and [`DriverRing::pop`] returns
-//! used entries up to it.
+//! [`DriverRing::push`] queues a head, and [`DriverRing::publish`] makes all queued heads visible
+//! to the device. [`DriverRing::refresh`] reads the used index once, and [`DriverRing::pop`]
+//! returns used entries up to it.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 

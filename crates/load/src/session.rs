@@ -171,8 +171,8 @@ impl Session {
         Ok(())
     }
 
-    /// Stops the queues. Returns the position at which each would resume: the avail index of a split
-    /// queue, or both positions of a packed one.
+    /// Stops the queues. Returns the position at which each would resume: the avail index of a
+    /// split queue, or both positions of a packed one.
     pub fn stop(&mut self, queues: usize) -> Result<Vec<u32>> {
         let f = &mut self.frontend;
         within(&self.stream, ANSWER, || {

@@ -155,8 +155,8 @@ impl Slots {
         slots
     }
 
-    /// Makes the head descriptor of a slot refer to its table of `entries`. Without links, the length
-    /// of a packed queue's table is that of the chain.
+    /// Makes the head descriptor of a slot refer to its table of `entries`. Without links, the
+    /// length of a packed queue's table is that of the chain.
     fn refer_to_table(&self, slot: u16, entries: u16) {
         let shape = self.layout.shape;
         let entries = if shape.packed { entries } else { shape.chain() };

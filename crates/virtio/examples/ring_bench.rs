@@ -4,17 +4,18 @@
 //! `cargo run --release -p fathom-virtio --example ring_bench` runs the driver on the same thread,
 //! so that all data is in the cache. With `cross`, the driver runs on another CPU, as in real use,
 //! and the device has cache misses. With `inflight`, the queue also maintains an in-flight region.
-//! Only the device's share is measured. The result is the median of the batches, so that other load
-//! on the machine has little effect.
+//! With `packed`, the ring is packed. Only the device's share is measured. The result is the median
+//! of the batches, so that other load on the machine has little effect.
 
 use fathom_core::{Clock, Cx, RequestId, Source};
-use fathom_virtio::features::{BLK_F_FLUSH, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
-use fathom_virtio::inflight::region_size;
-use fathom_virtio::testing::{Buffer, Driver, TestMemory, context, device};
-use fathom_virtio::{BlkQueue, InflightQueue};
+use fathom_virtio::features::{BLK_F_FLUSH, F_RING_PACKED, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
+use fathom_virtio::testing::{Buffer, Driver, PackedDriver, TestMemory, Wish, context, device};
+use fathom_virtio::{BlkQueue, InflightQueue, PackedBlkQueue, PackedInflight};
+use fathom_virtio::{inflight, packed_inflight};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const SIZE: u16 = 256;
 const RINGS: u64 = 0x1000;
@@ -31,55 +32,134 @@ const HEADER_STRIDE: u64 = 256;
 const TABLE_STRIDE: u64 = 64;
 const DATA_LEN: u32 = 4096;
 
-/// Does the driver's work for one request: header, table and ring.
-fn prepare(memory: &TestMemory, driver: &mut Driver, head: u16, sector: u64) {
-    let slot = u64::from(head);
-    let header = HEADERS + slot * HEADER_STRIDE;
-    // SAFETY: 16 mapped bytes.
-    unsafe {
-        let at = memory.at(header, 16).cast::<u64>();
-        at.write_volatile(0);
-        at.add(1).write_volatile(sector);
+/// A driver of one layout of rings, with its memory.
+trait Guest: Send + Sized + 'static {
+    type Queue: Source;
+
+    /// Creates a driver and its queue. If `tracked`, the queue has an in-flight region, as most
+    /// front-ends request.
+    fn start(tracked: bool) -> (Self, Self::Queue);
+
+    fn memory(&self) -> &TestMemory;
+
+    /// Makes a chain available by an indirect table.
+    fn offer(&mut self, head: u16, table: u64, chain: &[Buffer]);
+
+    fn publish(&mut self);
+
+    /// Returns whether a request was answered.
+    fn take_used(&mut self) -> bool;
+
+    /// Requests an interrupt for the next answer.
+    fn rearm(&mut self);
+
+    /// Does the driver's work for one request: header, table and ring.
+    fn prepare(&mut self, head: u16, sector: u64) {
+        let slot = u64::from(head);
+        let header = HEADERS + slot * HEADER_STRIDE;
+        // SAFETY: 16 mapped bytes.
+        unsafe {
+            let at = self.memory().at(header, 16).cast::<u64>();
+            at.write_volatile(0);
+            at.add(1).write_volatile(sector);
+        }
+        let chain = [
+            Buffer::readable(header, 16),
+            Buffer::writable(DATA + slot * u64::from(DATA_LEN), DATA_LEN),
+            Buffer::writable(header + 16, 1),
+        ];
+        self.offer(head, TABLES + slot * TABLE_STRIDE, &chain);
     }
-    let chain = [
-        Buffer::readable(header, 16),
-        Buffer::writable(DATA + slot * u64::from(DATA_LEN), DATA_LEN),
-        Buffer::writable(header + 16, 1),
-    ];
-    driver.put_indirect(head, TABLES + slot * TABLE_STRIDE, &chain);
-    driver.offer(head);
 }
 
-fn start(tracked: bool) -> (TestMemory, Driver, BlkQueue) {
-    let memory = TestMemory::new(&[(0, MEMORY)]);
-    let driver = Driver::new(&memory, RINGS, SIZE, true);
-    let queue = BlkQueue::new(
-        driver.setup(FEATURES),
-        memory.guest().clone(),
-        None,
-        tracked.then(|| inflight(&memory)),
-        Arc::new(device()),
-    );
-    (memory, driver, queue.expect("a good queue"))
+struct Split(TestMemory, Driver);
+
+impl Guest for Split {
+    type Queue = BlkQueue;
+
+    fn start(tracked: bool) -> (Split, BlkQueue) {
+        let memory = TestMemory::new(&[(0, MEMORY)]);
+        let driver = Driver::new(&memory, RINGS, SIZE, true);
+        let guest = memory.guest().clone();
+        let base = NonNull::new(memory.at(INFLIGHT, inflight::region_size(SIZE)));
+        // SAFETY: a part of memory that is kept, and that no other code uses.
+        let region = unsafe { InflightQueue::new(base.expect("mapped"), SIZE, guest.clone()) };
+        let region = tracked.then_some(region);
+        let queue = BlkQueue::new(driver.setup(FEATURES), guest, None, region, device().into());
+        (Split(memory, driver), queue.expect("a good queue"))
+    }
+
+    fn memory(&self) -> &TestMemory {
+        &self.0
+    }
+
+    fn offer(&mut self, head: u16, table: u64, chain: &[Buffer]) {
+        self.1.put_indirect(head, table, chain);
+        self.1.offer(head);
+    }
+
+    fn publish(&mut self) {
+        self.1.publish();
+    }
+
+    fn take_used(&mut self) -> bool {
+        self.1.take_used().is_some()
+    }
+
+    fn rearm(&mut self) {
+        self.1.set_used_event(self.1.next_used());
+    }
 }
 
-/// Creates an in-flight region, as most front-ends request.
-fn inflight(memory: &TestMemory) -> InflightQueue {
-    let base = NonNull::new(memory.at(INFLIGHT, region_size(SIZE)));
-    // SAFETY: a part of memory that is kept, and that no other code uses.
-    unsafe { InflightQueue::new(base.expect("mapped"), SIZE, memory.guest().clone()) }
+struct Packed(TestMemory, PackedDriver);
+
+impl Guest for Packed {
+    type Queue = PackedBlkQueue;
+
+    fn start(tracked: bool) -> (Packed, PackedBlkQueue) {
+        let memory = TestMemory::new(&[(0, MEMORY)]);
+        let driver = PackedDriver::new(&memory, RINGS, SIZE, true);
+        let guest = memory.guest().clone();
+        let base = NonNull::new(memory.at(INFLIGHT, packed_inflight::region_size(SIZE)));
+        // SAFETY: a part of memory that is kept, and that no other code uses.
+        let region = unsafe { PackedInflight::new(base.expect("mapped"), SIZE, guest.clone()) };
+        let region = tracked.then_some(region);
+        let setup = driver.setup(FEATURES | F_RING_PACKED);
+        let queue = PackedBlkQueue::new(setup, guest, None, region, device().into());
+        (Packed(memory, driver), queue.expect("a good queue"))
+    }
+
+    fn memory(&self) -> &TestMemory {
+        &self.0
+    }
+
+    fn offer(&mut self, head: u16, table: u64, chain: &[Buffer]) {
+        self.1.offer_indirect(head, table, chain);
+    }
+
+    fn publish(&mut self) {
+        self.1.publish();
+    }
+
+    fn take_used(&mut self) -> bool {
+        self.1.take_used().is_some()
+    }
+
+    fn rearm(&mut self) {
+        self.1.wish(Wish::At(self.1.next_used()));
+    }
 }
 
 /// The device and its measurements.
-struct Device {
-    queue: BlkQueue,
+struct Device<Q> {
+    queue: Q,
     cx: Cx,
     popped: Vec<RequestId>,
     ticks: Vec<u64>,
 }
 
-impl Device {
-    fn new(queue: BlkQueue) -> Device {
+impl<Q: Source> Device<Q> {
+    fn new(queue: Q) -> Device<Q> {
         Device {
             queue,
             cx: context(usize::from(SIZE)),
@@ -118,43 +198,46 @@ impl Device {
     }
 }
 
-fn same_thread(tracked: bool, batch: u16, rounds: u32) -> f64 {
-    let (memory, mut driver, queue) = start(tracked);
+fn same_thread<G: Guest>(tracked: bool, batch: u16, rounds: u32) -> f64 {
+    let (mut driver, queue) = G::start(tracked);
     let mut device = Device::new(queue);
     for round in 0..rounds {
-        (0..batch).for_each(|head| prepare(&memory, &mut driver, head, u64::from(round % 1000)));
+        (0..batch).for_each(|head| driver.prepare(head, u64::from(round % 1000)));
         driver.publish();
         device.serve(batch);
-        while driver.take_used().is_some() {}
-        driver.set_used_event(driver.next_used());
+        while driver.take_used() {}
+        driver.rearm();
     }
     device.median(batch)
 }
 
 /// The driver prepares its next batch when the last is answered, so the two never work at the same
 /// time. The measurement shows the effect of the data's location.
-fn cross_thread(tracked: bool, batch: u16, rounds: u32) -> f64 {
-    let (memory, mut driver, queue) = start(tracked);
+fn cross_thread<G: Guest>(tracked: bool, batch: u16, rounds: u32) -> f64 {
+    let (mut driver, queue) = G::start(tracked);
+    // Number of batches that are complete: packed rings show their first chains earlier.
+    let prepared = Arc::new(AtomicU32::new(0));
+    let ready = prepared.clone();
     let guest = std::thread::spawn(move || {
         pin(1);
         for round in 0..rounds {
-            (0..batch)
-                .for_each(|head| prepare(&memory, &mut driver, head, u64::from(round % 1000)));
+            (0..batch).for_each(|head| driver.prepare(head, u64::from(round % 1000)));
             driver.publish();
+            ready.store(round + 1, Ordering::Release);
             let mut answered = 0;
             while answered < batch {
                 match driver.take_used() {
-                    Some(_) => answered += 1,
-                    None => std::hint::spin_loop(),
+                    true => answered += 1,
+                    false => std::hint::spin_loop(),
                 }
             }
-            driver.set_used_event(driver.next_used());
+            driver.rearm();
         }
     });
     pin(0);
     let mut device = Device::new(queue);
-    for _ in 0..rounds {
-        while !device.queue.pending() {
+    for round in 0..rounds {
+        while prepared.load(Ordering::Acquire) <= round {
             std::hint::spin_loop();
         }
         device.serve(batch);
@@ -169,19 +252,20 @@ fn pin(cpu: usize) {
     sched_setaffinity(None, &set).expect("two CPUs");
 }
 
-/// `ring_bench [cross] [inflight] [REQUESTS]`
+/// `ring_bench [cross] [inflight] [packed] [REQUESTS]`
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |name: &str| arguments.iter().any(|arg| arg == name);
-    let (cross, tracked) = (has("cross"), has("inflight"));
+    let (cross, tracked, packed) = (has("cross"), has("inflight"), has("packed"));
     let requests = arguments.iter().find_map(|arg| arg.parse().ok());
     let requests: u32 = requests.unwrap_or(4_000_000);
     for batch in [1, 32, 128] {
         let rounds = requests / u32::from(batch);
-        let ns = if cross {
-            cross_thread(tracked, batch, rounds / 10)
-        } else {
-            same_thread(tracked, batch, rounds)
+        let ns = match (cross, packed) {
+            (true, true) => cross_thread::<Packed>(tracked, batch, rounds / 10),
+            (true, false) => cross_thread::<Split>(tracked, batch, rounds / 10),
+            (false, true) => same_thread::<Packed>(tracked, batch, rounds),
+            (false, false) => same_thread::<Split>(tracked, batch, rounds),
         };
         println!("batch {batch:>4}: {ns:6.1} ns a request");
     }

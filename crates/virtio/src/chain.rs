@@ -128,8 +128,8 @@ impl Chain {
         }
     }
 
-    /// Enters an indirect table that follows direct descriptors. Devices of split queues must accept
-    /// such a table, but no driver creates one. Packed queues do not have such tables (2.8.19).
+    /// Enters an indirect table that follows direct descriptors. Devices of split queues must
+    /// accept such a table, but no driver creates one. Packed queues do not have such tables.
     #[cold]
     #[inline(never)]
     fn descend_late<R: Ring>(

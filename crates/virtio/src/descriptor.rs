@@ -32,8 +32,8 @@ impl Descriptor {
         Descriptor { addr, rest }
     }
 
-    /// Converts the descriptor at `index` of a packed queue's indirect table of `entries`. There
-    /// the descriptors follow one another, and only the write flag has a meaning (2.8.7).
+    /// Converts the descriptor at `index` of a packed queue's indirect table of `entries`. The
+    /// descriptors follow one another, and only the write flag has a meaning (2.8.7).
     #[inline(always)]
     pub fn from_packed_table([addr, rest]: [u64; 2], index: u32, entries: u32) -> Descriptor {
         let next = index + 1;

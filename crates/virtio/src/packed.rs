@@ -4,8 +4,8 @@
 //! The driver can overwrite a descriptor at any time. Therefore each descriptor is copied once,
 //! with one load for the word that contains its flags, and chains are parsed from the copies.
 //!
-//! Used descriptors stay private until `publish`. It writes the first one last, because the driver
-//! looks only at the first one until it has seen it. So a batch appears at once.
+//! Used descriptors stay private until `publish`, which writes the first one last. The driver looks
+//! only at the first one until that one is used, so a batch appears at once.
 
 use crate::descriptor::Descriptor;
 use crate::dirty_log::DirtyLog;
@@ -58,7 +58,7 @@ pub struct PackedChain {
     first: Descriptor,
 }
 
-/// What the device knows about a buffer id.
+/// State of a buffer id.
 #[derive(Clone, Copy, Debug, Default)]
 struct Buffer {
     /// Number of the chain's descriptors; 0 if the driver has the buffer.

@@ -58,9 +58,9 @@ pub fn region_size(size: u16) -> usize {
 /// A chain that was in flight in a predecessor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenChain {
-    /// Its first entry in the region.
+    /// First entry of the chain in the region.
     pub entry: u16,
-    /// Its descriptors, in the format of packed queues; never empty.
+    /// Descriptors of the chain, in the format of packed queues; never empty.
     pub descriptors: Vec<[u64; 2]>,
 }
 
@@ -283,8 +283,8 @@ impl PackedInflight {
         Ok(())
     }
 
-    /// Adds a descriptor to the chain that is being taken. There must not be more of them in flight
-    /// than the queue has entries.
+    /// Adds a descriptor to the chain that is being taken. At most as many descriptors as the queue
+    /// has entries may be in flight.
     #[inline]
     pub(crate) fn add(&mut self, [addr, rest]: [u64; 2]) {
         let entry = self.free_head;

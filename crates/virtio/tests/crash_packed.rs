@@ -156,7 +156,7 @@ fn scenario(m: &mut Machine) {
     m.finish(&[last[0]]);
 }
 
-/// Returns the driver that goes on after `copy`, and the buffers that the device has, in order. The
+/// Returns the driver that continues after `copy`, and the buffers that the device has, in order. The
 /// last of them may not be available yet.
 fn driver_after(memory: &TestMemory) -> (PackedDriver, Vec<u16>) {
     let mut driver = PackedDriver::new(memory, RING, SIZE, true);
@@ -193,7 +193,8 @@ fn check_recovery(copy: &[u8]) {
         left[..visible],
         "what was not used, in the order it was offered"
     );
-    // One at a time, the last one first: nothing that a killed device wrote may show through.
+    // The requests complete one by one, the last one first: nothing that a killed device wrote may
+    // become visible.
     for id in popped.iter().rev() {
         finish(&mut queue, &mut cx, &[*id], 0);
         queue.publish(&mut cx);

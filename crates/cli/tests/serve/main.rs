@@ -47,6 +47,7 @@ mod nbd;
 mod odd_sizes;
 mod own_bitmaps;
 mod owners;
+mod packed;
 mod page;
 mod pools;
 mod probes;

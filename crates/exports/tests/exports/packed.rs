@@ -194,7 +194,7 @@ fn in_flight_area_of_split_queues_is_refused_for_packed_ones() {
     let memory = Memory::new();
     let mut frontend = served.connect();
     negotiate(&mut frontend, &memory);
-    let mut set_area = |frontend: &mut Frontend| {
+    let set_area = |frontend: &mut Frontend| {
         let wanted = VhostUserInflight::new(0, 0, 1, SIZE);
         let (area, file) = frontend.get_inflight_fd(&wanted).unwrap();
         frontend.set_inflight_fd(&area, file.as_raw_fd()).unwrap();

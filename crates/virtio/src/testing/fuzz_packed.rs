@@ -186,7 +186,7 @@ impl Guest {
             self.driver.offer_indirect(id, table, &chain);
         }
         self.driver.publish();
-        // What the device has used is free again, as far as this driver can follow.
+        // Used buffers are free again, as far as this driver can follow.
         self.driver.forget_used();
     }
 }

@@ -156,7 +156,8 @@ impl PackedDriver {
         unsafe { AtomicU64::from_ptr(at.cast()) }
     }
 
-    /// Makes a direct chain available. There must be room, and the device must not have the buffer.
+    /// Makes a direct chain available. The ring must have room, and the device must not have the
+    /// buffer.
     pub fn offer(&mut self, id: u16, buffers: &[Buffer]) {
         let flags = |buffer: &Buffer, is_last: bool| {
             let write = if buffer.writable { WRITE } else { 0 };

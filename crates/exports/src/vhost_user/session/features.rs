@@ -35,8 +35,8 @@ pub struct Features {
     /// Features of virtio and vhost.
     pub acked: u64,
     pub protocol: u64,
-    /// Features that were accepted before the disk or its options were changed. The driver continues
-    /// to use them; requests that are no longer possible fail one by one.
+    /// Features that were accepted before the disk or its options were changed. The driver
+    /// continues to use them; requests that are no longer possible fail one by one.
     pub kept: u64,
 }
 
@@ -74,7 +74,7 @@ impl Features {
     }
 }
 
-/// Returns what to do about a feature that a virtual machine may have been told to use.
+/// Returns what to do about a feature that an option of the virtual machine requires.
 fn advice(unknown: u64) -> &'static str {
     if unknown & F_ACCESS_PLATFORM != 0 {
         "; the disk cannot be behind an IOMMU of the guest: start QEMU without iommu_platform=on \
