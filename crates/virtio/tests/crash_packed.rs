@@ -156,8 +156,8 @@ fn scenario(m: &mut Machine) {
     m.finish(&[last[0]]);
 }
 
-/// Returns the driver that continues after `copy`, and the buffers that the device has, in order. The
-/// last of them may not be available yet.
+/// Returns the driver that continues after `copy`, and the buffers that the device has, in order.
+/// The last of them may not be available yet.
 fn driver_after(memory: &TestMemory) -> (PackedDriver, Vec<u16>) {
     let mut driver = PackedDriver::new(memory, RING, SIZE, true);
     let mut left = noted(memory, OFFERED);
