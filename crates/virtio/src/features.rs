@@ -42,6 +42,11 @@ pub const F_RING_PACKED: u64 = 1 << 34;
 pub const OF_DISK: u64 = BLK_F_RO | BLK_F_CONFIG_WCE | BLK_F_DISCARD | BLK_F_WRITE_ZEROES;
 
 /// Returns the features that a disk with up to `queues` queues offers its driver.
+///
+/// Packed queues are an option of the export. VIRTIO_F_IN_ORDER is not offered: requests complete
+/// in the order in which the storage finishes them, and a request would have to wait for all
+/// earlier ones. VIRTIO_F_ACCESS_PLATFORM is not offered: the device has no IOTLB, and takes
+/// addresses in descriptors as guest physical addresses.
 pub fn offered(info: &DiskInfo, queues: u16) -> u64 {
     // FLUSH is offered on read-only disks, too, since drivers may send flushes (5.2.6.2).
     let always = F_VERSION_1

@@ -238,6 +238,39 @@ impl PackedQueue {
         }
     }
 
+    /// Records that the device has the chain at the next position, whose first descriptor is
+    /// `words`. Returns the number of its descriptors and its id.
+    #[inline(always)]
+    fn take_descriptors(
+        &mut self,
+        words: [u64; 2],
+        region: &mut Option<PackedInflight>,
+    ) -> Result<(u16, u16), RingError> {
+        let (size, rest) = (self.size, words[1]);
+        let (count, last) = if rest & F_NEXT != 0 {
+            self.copy_chain(words, region)?
+        } else if self.outstanding == size {
+            return Err(RingError::Overrun { size });
+        } else {
+            if let Some(region) = region {
+                region.add(words);
+            }
+            (1, rest)
+        };
+        let id = (last >> ID_SHIFT) as u16;
+        let Some(buffer) = self.buffers.get_mut(usize::from(id)) else {
+            return Err(RingError::Id { id, size });
+        };
+        if buffer.count > 0 {
+            return Err(RingError::Twice { id });
+        }
+        buffer.count = count;
+        if let Some(region) = region {
+            buffer.entry = region.end_chain();
+        }
+        Ok((count, id))
+    }
+
     #[inline(always)]
     fn is_available(&self, at: Position) -> Option<u64> {
         // Acquire: the rest of the chain was written before the flags.
@@ -359,32 +392,16 @@ impl Ring for PackedQueue {
             return Ok(None);
         };
         let words = [self.address(at.index), rest];
-        let size = self.size;
-        let (count, last) = if rest & F_NEXT != 0 {
-            self.copy_chain(words, region)?
-        } else if self.outstanding == size {
-            return Err(RingError::Overrun { size });
-        } else {
+        let taken = self.take_descriptors(words, region);
+        let (count, id) = taken.inspect_err(|_| {
             if let Some(region) = region {
-                region.add(words);
+                region.abandon_chain();
             }
-            (1, rest)
-        };
-        let id = (last >> ID_SHIFT) as u16;
-        let Some(buffer) = self.buffers.get_mut(usize::from(id)) else {
-            return Err(RingError::Id { id, size });
-        };
-        if buffer.count > 0 {
-            return Err(RingError::Twice { id });
-        }
-        buffer.count = count;
-        if let Some(region) = region {
-            buffer.entry = region.end_chain();
-        }
+        })?;
         self.outstanding += count;
-        let next = at.after(1, size);
+        let next = at.after(1, self.size);
         let first = Descriptor::from_packed(words, next.index);
-        self.next_avail = at.after(count, size);
+        self.next_avail = at.after(count, self.size);
         Ok(Some(PackedChain { id, first }))
     }
 

@@ -319,6 +319,13 @@ impl PackedInflight {
         entry
     }
 
+    /// Forgets the chain that is being taken, because the driver has broken the ring.
+    #[cold]
+    pub(crate) fn abandon_chain(&mut self) {
+        self.free_head = self.chain_head;
+        self.chain_len = 0;
+    }
+
     /// Puts the entries of a chain that is about to be published on the free list.
     #[inline]
     pub(crate) fn free(&mut self, entry: u16) {

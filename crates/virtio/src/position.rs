@@ -24,6 +24,7 @@ impl Position {
         }
     }
 
+    /// Returns the position in the form that both event suppression structures and bases have.
     #[inline(always)]
     pub fn word(self) -> u16 {
         self.index | if self.wrap { WRAP } else { 0 }

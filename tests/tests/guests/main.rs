@@ -16,6 +16,7 @@ mod jobs;
 mod limits;
 mod migration;
 mod moves;
+mod packed;
 mod profile;
 mod switches;
 mod tenants;

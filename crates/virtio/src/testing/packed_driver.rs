@@ -21,7 +21,9 @@ const EVENT_STRIDE: u64 = 64;
 /// Wishes in an event suppression structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
+    /// After each batch of used descriptors.
     Always,
+    /// Never; the driver polls.
     Never,
     /// When the descriptor at this position is used.
     At(Position),
@@ -96,26 +98,32 @@ impl PackedDriver {
         }
     }
 
+    /// Returns the guest physical address of the descriptor ring.
     pub fn ring_gpa(&self) -> u64 {
         self.ring
     }
 
+    /// Returns the guest physical address of the driver's event suppression structure.
     pub fn driver_event(&self) -> u64 {
         self.ring + descriptors_len(self.size).next_multiple_of(EVENT_STRIDE)
     }
 
+    /// Returns the guest physical address of the device's event suppression structure.
     pub fn device_event(&self) -> u64 {
         self.driver_event() + EVENT_STRIDE
     }
 
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.size
     }
 
+    /// Returns the position of the next descriptor to be offered.
     pub fn next_avail(&self) -> Position {
         self.next_avail
     }
 
+    /// Returns the position of the next used descriptor.
     pub fn next_used(&self) -> Position {
         self.next_used
     }

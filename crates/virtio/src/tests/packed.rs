@@ -281,12 +281,22 @@ struct Small {
 
 impl Small {
     fn new(features: u64) -> Small {
+        Small::in_memory(memory(), features, None)
+    }
+
+    /// A queue with an in-flight region.
+    fn tracked(features: u64) -> Small {
         let memory = memory();
+        let region = region(&memory);
+        Small::in_memory(memory, features, Some(region))
+    }
+
+    fn in_memory(memory: TestMemory, features: u64, region: Option<PackedInflight>) -> Small {
         memory.write(BUFFERS, &header(T_IN, 0));
         let driver = PackedDriver::new(&memory, RING, 8, features & RING_F_EVENT_IDX != 0);
         let guest = memory.guest().clone();
         let setup = driver.setup(features);
-        let queue = PackedBlkQueue::new(setup, guest, None, None, Arc::new(device()));
+        let queue = PackedBlkQueue::new(setup, guest, None, region, Arc::new(device()));
         Small {
             driver,
             queue: queue.expect("a good queue"),
@@ -360,6 +370,36 @@ fn a_driver_that_breaks_a_packed_ring_stops_its_queue() {
     pop(&mut s.queue, &mut s.cx).unwrap();
     s.read_with_table(0);
     assert_eq!(s.broken(), overrun);
+}
+
+/// The successor reports what the driver did, and not a damaged region.
+#[test]
+fn a_broken_packed_ring_leaves_its_region_in_order() {
+    let [header, data] = Small::read();
+    let breaks: [&[(Buffer, u16)]; 3] = [
+        &[(header, 1), (data, 2)],
+        &[(header, 1); 8],
+        &[(header, 1), (header, 1), (data, 2)],
+    ];
+    for (id, chain) in [8, 0, 1].into_iter().zip(breaks) {
+        let mut s = Small::tracked(PACKED);
+        s.driver.offer(1, &Small::read());
+        let (popped, _) = pop(&mut s.queue, &mut s.cx).unwrap();
+        s.driver.offer_descriptors(id, chain);
+        let error = s.broken();
+        finish(&mut s.queue, &mut s.cx, &popped, 0);
+        s.queue.publish(&mut s.cx);
+        let mut setup = s.driver.setup(PACKED);
+        setup.base = INITIAL_BASE;
+        let region = Some(region(&s.memory));
+        let guest = s.memory.guest().clone();
+        let successor = PackedBlkQueue::new(setup, guest, None, region, Arc::new(device()));
+        s.queue = successor.expect("a sound region");
+        assert_eq!(s.queue.inherited(), 0);
+        if id == 8 {
+            assert_eq!(s.broken(), error);
+        }
+    }
 }
 
 #[test]
