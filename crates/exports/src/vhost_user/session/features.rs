@@ -74,16 +74,18 @@ impl Features {
     }
 }
 
-/// Returns what to do about a feature that an option of the virtual machine requires.
-fn advice(unknown: u64) -> &'static str {
-    if unknown & F_ACCESS_PLATFORM != 0 {
+/// Returns the error for features that were not offered, with advice for those that an option of
+/// the virtual machine requires.
+fn not_offered(features: u64) -> String {
+    let advice = if features & F_ACCESS_PLATFORM != 0 {
         "; the disk cannot be behind an IOMMU of the guest: start QEMU without iommu_platform=on \
          for this device"
-    } else if unknown & F_RING_PACKED != 0 {
+    } else if features & F_RING_PACKED != 0 {
         "; serve the disk with --packed, or start QEMU without packed=on for this device"
     } else {
         ""
-    }
+    };
+    format!("features {features:#x} were not offered{advice}")
 }
 
 impl Session<'_> {
@@ -105,10 +107,7 @@ impl Session<'_> {
     pub(super) fn set_features(&mut self, features: u64) -> Result<Reply, Fault> {
         let unknown = features & !self.offered_features();
         if unknown != 0 {
-            return Err(Fault::Refused(format!(
-                "features {unknown:#x} were not offered{}",
-                advice(unknown)
-            )));
+            return Err(Fault::Refused(not_offered(unknown)));
         }
         // Live migration begins and ends with this message.
         if features != self.features.acked {
@@ -132,5 +131,28 @@ impl Session<'_> {
         }
         self.features.protocol = features;
         Ok(Reply::Ack)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_says_which_option_required_the_feature() {
+        assert_eq!(
+            not_offered(1 << 33),
+            "features 0x200000000 were not offered; the disk cannot be behind an IOMMU of the \
+             guest: start QEMU without iommu_platform=on for this device"
+        );
+        assert_eq!(
+            not_offered(1 << 34),
+            "features 0x400000000 were not offered; serve the disk with --packed, or start QEMU \
+             without packed=on for this device"
+        );
+        assert_eq!(
+            not_offered(1 << 35),
+            "features 0x800000000 were not offered"
+        );
     }
 }
