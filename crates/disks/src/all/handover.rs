@@ -9,7 +9,8 @@ use fathom_exports::vhost_user::{Arrival, Arriving, ExportState};
 use fathom_files::UsedFile;
 use fathom_host::Error;
 use fathom_host::handover::{
-    Given, GivenDisk, HandoverHost, Progress, State, VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES,
+    Given, GivenDisk, HandoverHost, Progress, State, VERSION, WITH_PACKED_QUEUES, WITH_PARTS,
+    WITH_UNFINISHED_MESSAGES,
 };
 use fathom_metrics::DiskCounts;
 use fathom_sockets::{Bound, Descriptors};
@@ -47,8 +48,12 @@ impl Objects {
 /// Returns the oldest version of the handover protocol that can express the states of these disks.
 fn version_of(disks: &[GivenDisk]) -> u32 {
     let exports = disks.iter().filter_map(|disk| disk.export.as_ref());
-    let mut states = exports.filter_map(|export| export.state.as_ref());
-    if states.any(ExportState::has_unfinished_message) {
+    let states: Vec<_> = exports.filter_map(|export| export.state.as_ref()).collect();
+    let any = |has: fn(&ExportState) -> bool| states.iter().any(|state| has(state));
+    if any(ExportState::has_packed_queues) {
+        return WITH_PACKED_QUEUES;
+    }
+    if any(ExportState::has_unfinished_message) {
         return WITH_UNFINISHED_MESSAGES;
     }
     match disks.iter().all(|disk| disk.lent.is_empty()) {

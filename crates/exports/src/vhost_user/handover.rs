@@ -41,6 +41,12 @@ impl ExportState {
         connection
             .is_some_and(|open| open.unfinished.is_some() || open.session.has_unfinished_reply())
     }
+
+    /// Returns true if the guest's driver uses packed virtqueues.
+    pub fn has_packed_queues(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(|open| open.session.has_packed_queues())
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]

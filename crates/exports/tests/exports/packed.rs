@@ -167,6 +167,9 @@ fn packed_queue_crosses_an_upgrade_with_its_position() {
     let (mut frontend, mut queue) = guest(&served);
     queue.start(&mut frontend);
     (0..6).for_each(|sector| queue.check_read(sector));
+    let frozen = served.export.freeze().unwrap();
+    assert!(frozen.state.as_ref().unwrap().has_packed_queues());
+    drop(frozen);
     let successor = Successor::of(&served);
     (6..13).for_each(|sector| queue.check_read(sector));
     assert_eq!(successor.export.status().queues_running, 1);

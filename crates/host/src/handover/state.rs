@@ -42,6 +42,10 @@ pub const WITH_PARTS: u32 = 2;
 /// lose that part.
 pub const WITH_UNFINISHED_MESSAGES: u32 = 3;
 
+/// Version of a server whose front-end uses packed virtqueues: an older successor knows only split
+/// ones.
+pub const WITH_PACKED_QUEUES: u32 = 4;
+
 /// Maximum time of a handover between two processes of a tenant.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -58,7 +62,7 @@ impl Hello {
     /// The versions that this program understands.
     pub const OURS: Hello = Hello {
         oldest: VERSION,
-        newest: WITH_UNFINISHED_MESSAGES,
+        newest: WITH_PACKED_QUEUES,
     };
 
     /// Checks whether the successor understands this version. The error is for the user.
@@ -252,7 +256,7 @@ mod tests {
 
     #[test]
     fn versions_that_do_not_meet_are_refused() {
-        for version in [VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES] {
+        for version in VERSION..=WITH_PACKED_QUEUES {
             assert!(Hello::OURS.check(version).is_ok());
             for (oldest, newest, meets) in [
                 (0, version - 1, false),

@@ -68,6 +68,11 @@ impl SessionState {
     pub fn has_unfinished_reply(&self) -> bool {
         self.unfinished_reply.is_some()
     }
+
+    /// Returns true if the guest's driver uses packed virtqueues.
+    pub fn has_packed_queues(&self) -> bool {
+        self.features & F_RING_PACKED != 0
+    }
 }
 
 /// A mapped range of a file.

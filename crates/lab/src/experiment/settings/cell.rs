@@ -142,8 +142,8 @@ impl Cell {
                 "--ioeventfd off: I/O threads and vhost-user servers need it; --disk qemu-main \
                  does not, {disk} does"
             )),
-            _ if self.is_packed && !disk.is_in_qemu() => Some(format!(
-                "--packed on: {disk} has split rings only; QEMU's own disks have both"
+            _ if self.is_packed && !disk.is_in_qemu() && *disk != Kind::Fathom => Some(format!(
+                "--packed on: {disk} has split rings only; fathom and QEMU's own disks have both"
             )),
             _ if queues > 1 && !bus.has_queues() => Some(format!("--bus {bus} has one queue")),
             _ if u32::from(queues) > self.cpus => Some(format!(
@@ -209,6 +209,7 @@ impl Cell {
             ("packed=on", self.is_packed),
         ];
         let properties = properties.iter().filter(|(_, is_set)| *is_set);
+        let offers_packed = self.is_packed && self.disk == Kind::Fathom;
         Spec {
             name: DISK,
             format: self.format,
@@ -217,6 +218,7 @@ impl Cell {
             cache: self.cache.name(),
             queues: self.queues,
             threads: self.iothreads,
+            options: Vec::from_iter(offers_packed.then(|| "--packed".to_owned())),
             properties: properties.map(|(text, _)| (*text).to_owned()).collect(),
             ..Spec::default()
         }
@@ -314,7 +316,7 @@ mod tests {
                 &[("bus", "ahci"), ("packed", "on")],
                 "--packed on: only virtio",
             ),
-            (&[("disk", "fathom"), ("packed", "on")], "split rings only"),
+            (&[("disk", "qsd"), ("packed", "on")], "split rings only"),
             (
                 &[("disk", "qemu"), ("ioeventfd", "off")],
                 "--disk qemu-main",
@@ -415,5 +417,15 @@ mod tests {
             spec.properties,
             ["ioeventfd=off", "event_idx=off", "packed=on"]
         );
+        assert!(spec.options.is_empty(), "QEMU's own disk");
+    }
+
+    #[test]
+    fn packed_rings_need_an_option_of_fathom() {
+        let cell = cell(&[("disk", "fathom"), ("packed", "on")]);
+        assert!(cell.check().is_ok());
+        let spec = cell.spec();
+        assert_eq!(spec.options, ["--packed"]);
+        assert_eq!(spec.properties, ["packed=on"]);
     }
 }

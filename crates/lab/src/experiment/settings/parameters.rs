@@ -146,7 +146,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "packed",
-        "Whether virtio uses packed rings (QEMU's disks)",
+        "Whether virtio uses packed rings (not with qsd)",
         Kind::Switch,
         "off",
     ),
