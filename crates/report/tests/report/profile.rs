@@ -79,7 +79,7 @@ fn the_talks_table_is_there_for_each_side_of_each_point() {
     }
     let text = terminal::report(&table, Style::default());
     let (answer, tables) = text.split_once("Where the CPU goes").unwrap();
-    let most = "guest: 75.0% in virtio_queue_rq (virtio_blk.ko); host: ";
+    let most = "guest: 75.0% in virtio_queue_rq (virtio_blk.ko); host:";
     assert!(answer.contains(most), "{text}");
     let line = |words: &str| {
         let line = tables.lines().find(|line| line.contains(words));
