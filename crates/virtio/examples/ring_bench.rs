@@ -34,11 +34,9 @@ const DATA_LEN: u32 = 4096;
 
 /// A driver of one layout of rings, with its memory.
 trait Guest: Send + Sized + 'static {
-    type Queue: Source;
-
     /// Creates a driver and its queue. If `tracked`, the queue has an in-flight region, as most
     /// front-ends request.
-    fn start(tracked: bool) -> (Self, Self::Queue);
+    fn start(tracked: bool) -> (Self, Box<dyn Source>);
 
     fn memory(&self) -> &TestMemory;
 
@@ -75,9 +73,7 @@ trait Guest: Send + Sized + 'static {
 struct Split(TestMemory, Driver);
 
 impl Guest for Split {
-    type Queue = BlkQueue;
-
-    fn start(tracked: bool) -> (Split, BlkQueue) {
+    fn start(tracked: bool) -> (Split, Box<dyn Source>) {
         let memory = TestMemory::new(&[(0, MEMORY)]);
         let driver = Driver::new(&memory, RINGS, SIZE, true);
         let guest = memory.guest().clone();
@@ -86,7 +82,8 @@ impl Guest for Split {
         let region = unsafe { InflightQueue::new(base.expect("mapped"), SIZE, guest.clone()) };
         let region = tracked.then_some(region);
         let queue = BlkQueue::new(driver.setup(FEATURES), guest, None, region, device().into());
-        (Split(memory, driver), queue.expect("a good queue"))
+        let queue = queue.expect("a good queue").into_source();
+        (Split(memory, driver), queue)
     }
 
     fn memory(&self) -> &TestMemory {
@@ -114,9 +111,7 @@ impl Guest for Split {
 struct Packed(TestMemory, PackedDriver);
 
 impl Guest for Packed {
-    type Queue = PackedBlkQueue;
-
-    fn start(tracked: bool) -> (Packed, PackedBlkQueue) {
+    fn start(tracked: bool) -> (Packed, Box<dyn Source>) {
         let memory = TestMemory::new(&[(0, MEMORY)]);
         let driver = PackedDriver::new(&memory, RINGS, SIZE, true);
         let guest = memory.guest().clone();
@@ -126,7 +121,8 @@ impl Guest for Packed {
         let region = tracked.then_some(region);
         let setup = driver.setup(FEATURES | F_RING_PACKED);
         let queue = PackedBlkQueue::new(setup, guest, None, region, device().into());
-        (Packed(memory, driver), queue.expect("a good queue"))
+        let queue = queue.expect("a good queue").into_source();
+        (Packed(memory, driver), queue)
     }
 
     fn memory(&self) -> &TestMemory {
@@ -151,15 +147,15 @@ impl Guest for Packed {
 }
 
 /// The device and its measurements.
-struct Device<Q> {
-    queue: Q,
+struct Device {
+    queue: Box<dyn Source>,
     cx: Cx,
     popped: Vec<RequestId>,
     ticks: Vec<u64>,
 }
 
-impl<Q: Source> Device<Q> {
-    fn new(queue: Q) -> Device<Q> {
+impl Device {
+    fn new(queue: Box<dyn Source>) -> Device {
         Device {
             queue,
             cx: context(usize::from(SIZE)),

@@ -353,6 +353,25 @@ impl<R: Ring> DiskQueue<R> {
     }
 }
 
+// These functions are not generic. Therefore the code of both queues is generated in this crate, in
+// one unit, and not in the crate that starts them.
+
+impl BlkQueue {
+    /// Returns the queue for a worker.
+    #[inline(never)]
+    pub fn into_source(self) -> Box<dyn Source> {
+        Box::new(self)
+    }
+}
+
+impl PackedBlkQueue {
+    /// Returns the queue for a worker.
+    #[inline(never)]
+    pub fn into_source(self) -> Box<dyn Source> {
+        Box::new(self)
+    }
+}
+
 impl<R: Ring> Source for DiskQueue<R> {
     fn capacity(&self) -> usize {
         usize::from(self.ring.size())

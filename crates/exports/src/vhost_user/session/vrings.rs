@@ -344,14 +344,14 @@ impl Session<'_> {
         let device = self.shared.device.clone();
         let memory = memory.clone();
         // The layout is chosen here, once, and not for each request.
-        let queue: Box<dyn Source> = if self.features.packed() {
+        let queue = if self.features.packed() {
             let region = region.map(|region| region.packed());
             let queue = PackedBlkQueue::new(setup, memory, log, region, device);
-            Box::new(queue.map_err(Fault::refused)?)
+            queue.map_err(Fault::refused)?.into_source()
         } else {
             let region = region.map(|region| region.split());
             let queue = BlkQueue::new(setup, memory, log, region, device);
-            Box::new(queue.map_err(Fault::refused)?)
+            queue.map_err(Fault::refused)?.into_source()
         };
         Ok(Some(queue))
     }
