@@ -105,7 +105,6 @@ impl<R: Ring> Parser<'_, R> {
     ///
     /// A malformed chain (not `ok`) is still followed to its end to find its status byte. A chain
     /// without a status byte is Unusable.
-    #[inline(never)]
     pub fn parse(&mut self, first: Descriptor, request: &mut Request) -> Result<Verdict, Unusable> {
         let segments = &mut request.segments;
         segments.clear();
