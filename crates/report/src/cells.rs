@@ -12,6 +12,7 @@ mod beside;
 mod bonnie;
 mod cell;
 mod compare;
+mod confidence;
 mod confirm;
 pub mod csv;
 mod curves;
@@ -28,16 +29,19 @@ mod statistics;
 mod table;
 pub mod terminal;
 mod time_line;
+mod verdict;
 mod words;
 
 pub use cell::{Column, Row};
 pub use compare::{Compared, Comparison, Difference, Pair};
+pub use confidence::Confidence;
 pub use curves::Knee;
 pub use points::Settings;
 pub use profile::{Sampled, Symbol};
 pub use ranking::{Effect, Ranking};
-pub use statistics::{ENOUGH, Interval, Ratio, Rounds};
+pub use statistics::{ENOUGH, Interval, Rounds};
 pub use table::{Figure, Point, Table};
+pub use verdict::{FALSE_ALARMS, Ratio, Verdict};
 
 /// Returns the run directory of an experiment's only cell, if that cell has one. The page of that
 /// run shows more than a table of one row.

@@ -47,6 +47,9 @@ pub struct Experiment {
     /// Suspected limiters are tested by trials.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirm: bool,
+    /// Why the run has ended, if its number of rounds was chosen by the results.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
     /// The trials so far; they are not points of the experiment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trials: Vec<Trial>,

@@ -8,7 +8,6 @@ use fathom_run::{Better, Shown};
 
 use super::cell::{Column, clipped};
 use super::points::Settings;
-use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
 use super::words::{self, MOST_ROWS, Scale};
 
@@ -28,6 +27,7 @@ pub(super) type Text = (String, Vec<String>);
 
 /// A table's points by the parameter that the experiment names.
 pub(super) struct Sides<'a> {
+    table: &'a Table,
     parameter: &'a str,
     values: Vec<&'a str>,
     rows: Vec<Settings>,
@@ -85,6 +85,7 @@ impl<'a> Sides<'a> {
         let columns = columns.filter_map(|shown| Shows::of(shown, table));
         let sides = Sides {
             columns: columns.collect(),
+            table,
             parameter,
             values,
             rows,
@@ -111,7 +112,7 @@ impl<'a> Sides<'a> {
                 vec![
                     self.figures("A", first, part),
                     self.figures("B", other, part),
-                    self.ratios(first, other, part),
+                    self.ratios(other, part),
                 ]
             })
         };
@@ -154,8 +155,10 @@ impl<'a> Sides<'a> {
         let mut lines = vec![words::rounds_explained(most.unwrap_or(0))];
         if self.values.len() > 1 {
             let base = "B/A is the ratio to the first, of each round's own pair";
-            lines.push(words::noise_explained(base));
+            lines.push(words::verdicts_explained(base));
+            lines.extend(words::more_rounds(self.table));
         }
+        lines.extend(words::short_loads(self.table));
         lines
     }
 
@@ -186,18 +189,14 @@ impl<'a> Sides<'a> {
     }
 
     /// Returns the ratio columns of measures with a single figure that can be better or worse.
-    fn ratios(&self, first: &str, other: &str, part: &Part) -> Vec<Text> {
+    fn ratios(&self, other: &str, part: &Part) -> Vec<Text> {
         let is_one = |shows: &&&Shows| shows.judged().is_some();
         let columns = part.columns.iter().filter(is_one).enumerate();
         let text = |(place, shows): (usize, &&Shows)| {
             let ratio = |row| -> Option<String> {
-                let column = shows.judged()?;
-                let (of, to) = (
-                    self.figure(row, other, column)?,
-                    self.figure(row, first, column)?,
-                );
-                let ratio = Ratio::paired(&of.rounds, &to.rounds)?;
-                Some(words::marked(&ratio))
+                // The first value of a row is the base of the table's ratios.
+                let figure = self.figure(row, other, shows.judged()?)?;
+                Some(words::marked(figure.ratio.as_ref()?))
             };
             let texts = part
                 .rows

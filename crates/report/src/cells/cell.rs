@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fathom_limiter::Verdict;
-use fathom_run::evidence::{Bare, Layer, LockWait};
+use fathom_run::evidence::{Bare, Evidence, Layer, LockWait};
 use fathom_run::{Better, Cell, Error, Measure, Planned, Series, Unit};
 use serde::Serialize;
 
@@ -55,6 +55,9 @@ pub struct Row {
     /// Mean time of a request in each layer.
     #[serde(skip)]
     pub(super) layers: Vec<Layer>,
+    /// Part of the measured window in which the load ran, of 1; None without evidence.
+    #[serde(skip)]
+    pub(super) load_part: Option<f64>,
 }
 
 /// A measure of a run.
@@ -122,6 +125,7 @@ pub(super) fn read(
         layers: { cell.evidence.as_ref() }
             .map(|evidence| layers(&evidence.layers))
             .unwrap_or_default(),
+        load_part: cell.evidence.as_ref().and_then(load_part),
         locks: cell
             .evidence
             .map(|evidence| evidence.locks)
@@ -142,6 +146,11 @@ fn layers(all: &[Layer]) -> Vec<Layer> {
             mean_ns: one.mean_ns,
         })
         .collect()
+}
+
+fn load_part(evidence: &Evidence) -> Option<f64> {
+    let part = evidence.load_seconds() / evidence.seconds;
+    (part >= 0.0 && part.is_finite()).then_some(part)
 }
 
 impl Columns {

@@ -8,12 +8,15 @@ use serde::Serialize;
 use super::cell::Column;
 use super::points::Settings;
 use super::profile::Sampled;
-use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
+use super::verdict::{Ratio, Unjudged, Verdict, judge};
 use super::words;
 use crate::render::comparison::differing;
 use crate::render::facts;
 use crate::render::text::plural;
+
+const RATIO: &str =
+    "B/A is the ratio of the medians, with a 95% interval from 4 rounds of each run on";
 
 /// Two runs, and their points with equal settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -91,7 +94,8 @@ impl Comparison {
                 settings,
             })
         };
-        let points = a.1.points.iter().filter_map(pair).collect();
+        let mut points: Vec<Compared> = a.1.points.iter().filter_map(pair).collect();
+        compare(&mut points, &measures);
         Ok(Comparison {
             differences: differences(&a.1, &b.1, &axes),
             measures,
@@ -100,18 +104,21 @@ impl Comparison {
         })
     }
 
-    /// Returns a line for each point about the measure that answers for it: faster, slower, or
-    /// noise.
+    /// Returns a line for each point about the measure that answers for it, with its verdict.
     pub(super) fn verdicts(&self) -> Vec<String> {
         let line = |point: &Compared| {
             let main = self.main_of(point)?;
             let ratio = point.measures.get(&main.name)?.ratio.as_ref()?;
-            let what = words::verdict(ratio, main);
-            let ratio = format!(
-                "{} ({})",
-                words::ratio(ratio.median),
-                words::ratio_interval(ratio.interval)
-            );
+            let what = words::verdict(ratio.verdict, main);
+            let what = match ratio.verdict {
+                Verdict::NotEnoughRounds { .. } => format!("{what} of each run"),
+                _ => what,
+            };
+            let interval = words::ratio_interval(ratio.interval);
+            let ratio = match interval.is_empty() {
+                true => words::ratio(ratio.median),
+                false => format!("{} ({interval})", words::ratio(ratio.median)),
+            };
             let place = match point.settings.is_empty() {
                 true => String::new(),
                 false => format!("{}: ", words::label(&point.settings)),
@@ -146,7 +153,7 @@ impl Comparison {
             .max();
         let mut lines = vec![words::rounds_explained(most.unwrap_or(0))];
         if pairs().any(|pair| pair.ratio.is_some()) {
-            lines.push(words::noise_explained("B/A is the ratio of the medians"));
+            lines.push(words::verdicts_explained(RATIO));
         }
         for (letter, (_, table)) in ["A", "B"].into_iter().zip(&self.runs) {
             let alone = table.points.len().saturating_sub(self.points.len());
@@ -175,10 +182,6 @@ fn place(table: &Table, point: &Point, axes: &[&String]) -> Settings {
 fn pairs(measures: &[Column], a: &Point, b: &Point) -> BTreeMap<String, Pair> {
     let pair = |column: &Column| {
         let (a, b) = (a.measures.get(&column.name)?, b.measures.get(&column.name)?);
-        let judges = column.better != Better::Neither;
-        let ratio = judges
-            .then(|| Ratio::unpaired(&b.rounds, &a.rounds))
-            .flatten();
         let without = |figure: &Figure| Figure {
             ratio: None, // it relates to the base of its own run
             ..figure.clone()
@@ -186,11 +189,27 @@ fn pairs(measures: &[Column], a: &Point, b: &Point) -> BTreeMap<String, Pair> {
         let pair = Pair {
             a: without(a),
             b: without(b),
-            ratio,
+            ratio: None,
         };
         Some((column.name.clone(), pair))
     };
     measures.iter().filter_map(pair).collect()
+}
+
+/// Sets the ratios. The ratios of a measure are judged together.
+fn compare(points: &mut [Compared], columns: &[Column]) {
+    for column in { columns.iter() }.filter(|column| column.better != Better::Neither) {
+        let compared = points.iter().enumerate().filter_map(|(at, point)| {
+            let pair = point.measures.get(&column.name)?;
+            Some((at, Unjudged::unpaired(&pair.b.rounds, &pair.a.rounds)?))
+        });
+        let (places, family): (Vec<usize>, Vec<Unjudged>) = compared.unzip();
+        for (at, ratio) in places.into_iter().zip(judge(family, column.better)) {
+            if let Some(pair) = points[at].measures.get_mut(&column.name) {
+                pair.ratio = Some(ratio);
+            }
+        }
+    }
 }
 
 fn differences(a: &Table, b: &Table, axes: &[&String]) -> Vec<Difference> {

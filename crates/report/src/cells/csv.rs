@@ -21,14 +21,15 @@ pub fn render(table: &Table) -> Vec<CsvFile> {
 }
 
 /// A row for each point: its settings and, for each measure, the median over rounds, its interval,
-/// and its ratio to the base.
+/// and its ratio to the base with the verdict.
 fn points(table: &Table) -> Sheet {
     let mut head: Vec<String> = parameters(table).cloned().collect();
     head.push("cells".into());
     for column in &table.measures {
         let name = &column.name;
         head.extend(["", ".low", ".high"].map(|end| format!("{name}{end}")));
-        head.extend(["", ".low", ".high"].map(|end| format!("{name}.ratio{end}")));
+        let ratio = ["", ".low", ".high", ".verdict"];
+        head.extend(ratio.map(|end| format!("{name}.ratio{end}")));
     }
     head.extend(["bare", "vs_bare", "verdict"].map(str::to_owned));
     let mut sheet = Sheet::with(head);
@@ -58,6 +59,8 @@ fn point_row(table: &Table, point: &Point) -> Vec<String> {
             fields.push(number(figure.map(|(median, _)| median)));
             fields.extend([interval.0, interval.1].map(number));
         }
+        let verdict = ratio.map_or("", |ratio| ratio.verdict.name());
+        fields.push(verdict.to_owned());
     }
     let median = |figure: &Option<Figure>| number(figure.as_ref().map(|figure| figure.median));
     fields.extend([median(&point.bare), median(&point.vs_bare)]);
@@ -112,7 +115,7 @@ fn ranking(table: &Table) -> Sheet {
         "ratio",
         "ratio.low",
         "ratio.high",
-        "within_noise",
+        "verdict",
     ];
     let mut sheet = Sheet::with(head.map(str::to_owned));
     for ranking in &table.rankings {
@@ -132,11 +135,7 @@ fn ranking(table: &Table) -> Sheet {
             let mut fields: Vec<String> = texts.map(str::to_owned).into();
             let (low, high) = ratio.interval.unzip();
             fields.extend([Some(ratio.median), low, high].map(number));
-            fields.push(
-                ratio
-                    .within_noise
-                    .map_or(String::new(), |is| is.to_string()),
-            );
+            fields.push(ratio.verdict.name().to_owned());
             sheet.row(fields);
         }
     }

@@ -4,8 +4,8 @@
 use fathom_run::Better;
 
 use super::points::Settings;
-use super::statistics::Ratio;
 use super::table::{Point, Table};
+use super::verdict::{Ratio, Unjudged, Verdict, judge};
 use super::words;
 use crate::render::text::plural;
 
@@ -24,10 +24,7 @@ pub(super) fn sentences(table: &Table) -> Vec<String> {
         return Vec::new();
     };
     let points = &table.points[..table.points.len().min(MOST_POINTS)];
-    let mut lines = vec![format!(
-        "By {}: each value next to the first of its parameter, all others being equal.",
-        main.name
-    )];
+    let (mut pairs, mut family) = (Vec::new(), Vec::new());
     for axis in &table.axes {
         for (i, point) in points.iter().enumerate() {
             let others = without(&point.settings, axis);
@@ -35,15 +32,25 @@ pub(super) fn sentences(table: &Table) -> Vec<String> {
             let Some(base) = before.find(|base| without(&base.settings, axis) == others) else {
                 continue;
             };
-            lines.extend(sentence(
+            let pair = Pair {
                 point,
                 base,
                 axis,
-                &others,
-                (&main.name, main.better),
-            ));
+                others,
+            };
+            if let Some(compared) = pair.compare(&main.name) {
+                pairs.push(pair);
+                family.push(compared);
+            }
         }
     }
+    let ratios = judge(family, main.better);
+    let mut lines = vec![format!(
+        "By {}: each value next to the first of its parameter, all others being equal.",
+        main.name
+    )];
+    let sentences = pairs.iter().zip(&ratios);
+    lines.extend(sentences.filter_map(|(pair, ratio)| pair.sentence(ratio, main.better)));
     let more = (lines.len() - 1).saturating_sub(MOST_LINES);
     lines.truncate(1 + MOST_LINES);
     match (lines.len(), more) {
@@ -64,38 +71,49 @@ fn without(settings: &Settings, axis: &str) -> Settings {
         .collect()
 }
 
-/// Returns a sentence such as
-/// `where=host: NFS (/mnt) makes this 3.1 times slower than ext4 (/srv) (0.32x)`.
-fn sentence(
-    point: &Point,
-    base: &Point,
-    axis: &str,
-    others: &Settings,
-    (main, better): (&str, Better),
-) -> Option<String> {
-    let word = point.words.get(axis)?;
-    let (of, to) = (point.measures.get(main)?, base.measures.get(main)?);
-    let ratio = Ratio::paired(&of.rounds, &to.rounds)?;
-    let effect = effect(&ratio, better)?;
-    let context = match others.is_empty() {
-        true => String::new(),
-        false => format!("{}: ", words::settings(others)),
-    };
-    let than = match base.words.get(axis) {
-        Some(base) => format!(" {} {base}", effect.next_to),
-        None => String::new(),
-    };
-    let mut figures = words::marked(&ratio);
-    if ratio.interval.is_some() {
-        figures = format!("{figures}, {}", words::ratio_interval(ratio.interval));
+/// A point and the point before it with the first value of the axis, all others being equal.
+struct Pair<'a> {
+    point: &'a Point,
+    base: &'a Point,
+    axis: &'a str,
+    others: Settings,
+}
+
+impl Pair<'_> {
+    /// Compares the main measures. Returns `None` for a value without words.
+    fn compare(&self, main: &str) -> Option<Unjudged> {
+        self.point.words.get(self.axis)?;
+        let measures = [self.point, self.base].map(|point| point.measures.get(main));
+        let [of, to] = measures;
+        Unjudged::paired(&of?.rounds, &to?.rounds)
     }
-    Some(format!(
-        "{context}{word} makes {}{than} ({figures}).",
-        effect.what
-    ))
+
+    /// Returns a sentence such as
+    /// `where=host: NFS (/mnt) makes this 3.1 times slower than ext4 (/srv) (0.32x)`.
+    fn sentence(&self, ratio: &Ratio, better: Better) -> Option<String> {
+        let word = self.point.words.get(self.axis)?;
+        let effect = effect(ratio, better)?;
+        let context = match self.others.is_empty() {
+            true => String::new(),
+            false => format!("{}: ", words::settings(&self.others)),
+        };
+        let than = match self.base.words.get(self.axis) {
+            Some(base) => format!(" {} {base}", effect.next_to),
+            None => String::new(),
+        };
+        let mut figures = words::marked(ratio);
+        if ratio.interval.is_some() {
+            figures = format!("{figures}, {}", words::ratio_interval(ratio.interval));
+        }
+        Some(format!(
+            "{context}{word} {}{than} ({figures}).",
+            effect.what
+        ))
+    }
 }
 
 struct Effect {
+    /// The words behind the value.
     what: String,
     /// The words before the base of the comparison.
     next_to: &'static str,
@@ -112,26 +130,28 @@ fn effect(ratio: &Ratio, better: Better) -> Option<Effect> {
         return None;
     }
     let than = |what: String| Effect {
-        what,
+        what: format!("makes this {what}"),
         next_to: "than",
+    };
+    let next_to = |what: String| Effect {
+        what,
+        next_to: "next to",
     };
     let (factor, word) = match speed < 1.0 {
         true => (1.0 / speed, "slower"),
         false => (speed, "faster"),
     };
     let percent = (speed - 1.0).abs() * 100.0;
-    Some(match ratio.within_noise {
-        Some(true) => Effect {
-            what: "no difference that stands out from noise".into(),
-            next_to: "next to",
-        },
-        _ if percent < NOTHING => Effect {
-            what: "no difference".into(),
-            next_to: "next to",
-        },
-        _ if factor >= 10.0 => than(format!("this {factor:.0} times {word}")),
-        _ if factor >= TIMES => than(format!("this {factor:.1} times {word}")),
-        _ => than(format!("this {percent:.0}% {word}")),
+    Some(match ratio.verdict {
+        Verdict::NotEnoughRounds { more } => next_to(format!(
+            "needs {} for a verdict",
+            plural(more.into(), "more round")
+        )),
+        Verdict::NoDifferenceShown => next_to("makes no difference that the rounds show".into()),
+        _ if percent < NOTHING => next_to("makes no difference that matters".into()),
+        _ if factor >= 10.0 => than(format!("{factor:.0} times {word}")),
+        _ if factor >= TIMES => than(format!("{factor:.1} times {word}")),
+        _ => than(format!("{percent:.0}% {word}")),
     })
 }
 
@@ -139,34 +159,36 @@ fn effect(ratio: &Ratio, better: Better) -> Option<Effect> {
 mod tests {
     use super::*;
 
-    fn said(median: f64, within_noise: Option<bool>, better: Better) -> Option<String> {
-        let ratio = Ratio {
-            median,
-            interval: within_noise.map(|_| (median * 0.9, median * 1.1)),
-            within_noise,
-        };
-        effect(&ratio, better).map(|effect| effect.what)
+    fn said(median: f64, verdict: Verdict, better: Better) -> Option<String> {
+        effect(&Ratio::told(median, verdict), better).map(|effect| effect.what)
     }
 
     #[test]
     fn factors_are_told_as_people_say_them() {
-        let told = |median, better| said(median, None, better).unwrap();
-        assert_eq!(told(0.32, Better::Higher), "this 3.1 times slower");
-        assert_eq!(told(11.2, Better::Higher), "this 11 times faster");
-        assert_eq!(told(0.92, Better::Higher), "this 8% slower");
-        assert_eq!(told(1.5, Better::Higher), "this 50% faster");
+        let told = |median, better| said(median, Verdict::Worse, better).unwrap();
+        assert_eq!(told(0.32, Better::Higher), "makes this 3.1 times slower");
+        assert_eq!(told(11.2, Better::Higher), "makes this 11 times faster");
+        assert_eq!(told(0.92, Better::Higher), "makes this 8% slower");
+        assert_eq!(told(1.5, Better::Higher), "makes this 50% faster");
         // Twice the latency is half the speed.
-        assert_eq!(told(2.0, Better::Lower), "this 2.0 times slower");
-        assert_eq!(told(1.001, Better::Higher), "no difference");
-        let noise = said(0.9, Some(true), Better::Higher).unwrap();
-        assert!(noise.contains("noise"), "{noise}");
-        assert_eq!(
-            said(0.9, Some(false), Better::Higher).unwrap(),
-            "this 10% slower"
-        );
+        assert_eq!(told(2.0, Better::Lower), "makes this 2.0 times slower");
+        assert!(told(1.001, Better::Higher).starts_with("makes no difference"));
         for nothing in [0.0, f64::INFINITY, f64::NAN] {
-            assert_eq!(said(nothing, None, Better::Higher), None);
+            assert_eq!(said(nothing, Verdict::Worse, Better::Higher), None);
         }
-        assert_eq!(said(0.5, None, Better::Neither), None);
+        assert_eq!(said(0.5, Verdict::Worse, Better::Neither), None);
+    }
+
+    #[test]
+    fn no_factor_is_told_without_a_verdict() {
+        for verdict in [
+            Verdict::NoDifferenceShown,
+            Verdict::NotEnoughRounds { more: 5 },
+        ] {
+            let told = said(0.32, verdict, Better::Higher).unwrap();
+            assert!(!told.contains("slower"), "{told}");
+        }
+        let few = said(0.32, Verdict::NotEnoughRounds { more: 5 }, Better::Higher);
+        assert_eq!(few.unwrap(), "needs 5 more rounds for a verdict");
     }
 }

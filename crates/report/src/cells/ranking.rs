@@ -7,8 +7,8 @@ use fathom_run::{Better, Unit};
 use serde::Serialize;
 
 use super::cell::Column;
-use super::statistics::Ratio;
 use super::table::Point;
+use super::verdict::Ratio;
 
 /// Suffix of the measures of the 99th percentile of latency. Rankings exist for the main measure,
 /// for these, and for the CPU time of a request.
@@ -23,7 +23,7 @@ pub struct Ranking {
     pub measure: String,
     /// Direction in which a change of the measure is an improvement.
     pub better: Better,
-    /// Greatest effect first; effects within noise come last.
+    /// Greatest effect first; effects that are not shown come last.
     pub effects: Vec<Effect>,
 }
 
@@ -131,26 +131,25 @@ fn measures<'a>(columns: &'a [Column], main: Option<&'a Column>) -> Vec<&'a Colu
 }
 
 fn by_effect(a: &Effect, b: &Effect) -> Ordering {
-    let is_noise = |effect: &Effect| effect.ratio.within_noise == Some(true);
-    let by_noise = is_noise(a).cmp(&is_noise(b));
-    by_noise.then_with(|| b.size().total_cmp(&a.size()))
+    let is_shown = |effect: &Effect| effect.ratio.verdict.is_difference();
+    let by_verdict = is_shown(b).cmp(&is_shown(a));
+    by_verdict.then_with(|| b.size().total_cmp(&a.size()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::table::Figure;
+    use super::super::verdict::Verdict;
     use super::super::words;
     use super::*;
     use std::collections::BTreeMap;
 
-    fn point(settings: &[(&str, &str)], ratio: Option<(f64, bool)>) -> Point {
+    const NONE: Verdict = Verdict::NoDifferenceShown;
+
+    fn point(settings: &[(&str, &str)], ratio: Option<(f64, Verdict)>) -> Point {
         let owned = settings.iter();
         let settings = owned.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let ratio = ratio.map(|(median, is_noise)| Ratio {
-            median,
-            interval: Some((median * 0.9, median * 1.1)),
-            within_noise: Some(is_noise),
-        });
+        let ratio = ratio.map(|(median, verdict)| Ratio::told(median, verdict));
         let figure = Figure {
             rounds: vec![(1, 1.0)],
             median: 1.0,
@@ -192,27 +191,21 @@ mod tests {
     const BASE: [(&str, &str); 2] = [("bus", "virtio"), ("cache", "none")];
 
     #[test]
-    fn the_greatest_effect_is_first_and_noise_last() {
+    fn the_greatest_effect_is_first_and_unshown_ones_last() {
         let other = |bus, cache, ratio| point(&[("bus", bus), ("cache", cache)], Some(ratio));
         let rankings = ranked(&[
             point(&BASE, None),
-            other("virtio", "unsafe", (9.0, true)),
-            other("virtio", "directsync", (1.5, false)),
-            other("ide", "none", (0.25, false)),
-            other("nvme", "none", (1.01, true)),
+            other("virtio", "unsafe", (9.0, NONE)),
+            other("virtio", "directsync", (1.5, Verdict::Better)),
+            other("ide", "none", (0.25, Verdict::Worse)),
+            other("nvme", "none", (1.01, Verdict::NotEnoughRounds { more: 2 })),
         ]);
         let measures: Vec<_> = rankings.iter().map(|one| one.measure.as_str()).collect();
         assert_eq!(measures, ["iops", "read.latency.p99", "cpu.host"]);
         let told = |ranking: &Ranking| -> Vec<String> {
             let effects = ranking.effects.iter();
             effects
-                .map(|one| {
-                    format!(
-                        "{} {}",
-                        one.label(),
-                        words::meaning(&one.ratio, ranking.better)
-                    )
-                })
+                .map(|one| format!("{} {}", one.label(), words::meaning(one.ratio.verdict)))
                 .collect()
         };
         assert_eq!(
@@ -220,23 +213,30 @@ mod tests {
             [
                 "bus=ide (virtio) worse",
                 "cache=directsync (none) better",
-                "cache=unsafe (none) within noise",
-                "bus=nvme (virtio) within noise",
+                "cache=unsafe (none) no difference shown",
+                "bus=nvme (virtio) not enough rounds: 2 more",
             ]
         );
-        // For latency, less is better.
-        assert_eq!(told(&rankings[1])[0], "bus=ide (virtio) better");
     }
 
     #[test]
     fn points_that_differ_in_more_than_one_setting_are_not_ranked() {
-        let both = point(&[("bus", "ide"), ("cache", "unsafe")], Some((0.5, false)));
-        let one = point(&[("bus", "ide"), ("cache", "none")], Some((0.5, false)));
+        let both = point(
+            &[("bus", "ide"), ("cache", "unsafe")],
+            Some((0.5, Verdict::Worse)),
+        );
+        let one = point(
+            &[("bus", "ide"), ("cache", "none")],
+            Some((0.5, Verdict::Worse)),
+        );
         assert_eq!(ranked(&[point(&BASE, None), one.clone(), both]), []);
-        let other = point(&[("bus", "ide")], Some((0.5, false)));
+        let other = point(&[("bus", "ide")], Some((0.5, Verdict::Worse)));
         assert_eq!(ranked(&[point(&BASE, None), one, other]), []);
         // A single effect has no rank.
-        let alone = point(&[("bus", "ide"), ("cache", "none")], Some((0.5, false)));
+        let alone = point(
+            &[("bus", "ide"), ("cache", "none")],
+            Some((0.5, Verdict::Worse)),
+        );
         assert_eq!(ranked(&[point(&BASE, None), alone]), []);
         // Points that were not run have no rank.
         let not_run = Point {
@@ -249,8 +249,13 @@ mod tests {
 
     #[test]
     fn half_is_as_far_as_twice_and_nothing_is_farthest() {
-        let effect = |median| point(&[("bus", "ide"), ("cache", "none")], Some((median, false)));
-        let noise = point(&[("bus", "virtio"), ("cache", "unsafe")], Some((1.0, true)));
+        let effect = |median| {
+            point(
+                &[("bus", "ide"), ("cache", "none")],
+                Some((median, Verdict::Worse)),
+            )
+        };
+        let noise = point(&[("bus", "virtio"), ("cache", "unsafe")], Some((1.0, NONE)));
         let size = |median| {
             let points = [point(&BASE, None), effect(median), noise.clone()];
             ranked(&points)[0].effects[0].size()

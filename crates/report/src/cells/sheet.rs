@@ -14,8 +14,8 @@ const MOST_HEADING: usize = 40;
 const MOST_WORDS: usize = 30;
 const ROW: &str = "attribute";
 
-pub(super) const EXPLAINED: &str = "In brackets is the ratio to the first column; ~ is within noise. \
-     Words in quotes are known, not measured. - could not be measured.";
+pub(super) const EXPLAINED: &str = "In brackets is the ratio to the first column; ~: no difference is \
+     shown, ?: not enough rounds for a verdict. Words in quotes are known, not measured. - could not be measured.";
 
 /// A column's heading and the text of each row.
 pub(super) type Text = (String, Vec<String>);

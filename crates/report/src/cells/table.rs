@@ -19,8 +19,12 @@ use super::path;
 use super::points::{Points, Settings};
 use super::profile::{self, Sampled};
 use super::ranking::Ranking;
-use super::statistics::{self, Interval, Ratio, Rounds, ratio, sorted};
+use super::statistics::{self, Interval, Rounds, ratio, sorted};
 use super::time_line;
+use super::verdict::{Ratio, Unjudged, judge};
+
+/// Maximum number of characters of the reason why a run has ended.
+const MOST_REASON: usize = 300;
 
 /// A run of kind `experiment`, as the renderers show it. Values are in the units of their measures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -39,6 +43,9 @@ pub struct Table {
     pub rounds: u32,
     /// Seed of the order of the cells.
     pub seed: u64,
+    /// Why the run has ended, if its number of rounds was chosen by the results.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
     /// Parameters that are the same in all cells.
     pub parameters: Settings,
     /// Parameters that vary.
@@ -190,6 +197,7 @@ impl Table {
             experiment: cell::name(&experiment.name),
             rounds: experiment.rounds,
             seed: experiment.seed,
+            ended: { experiment.ended.as_ref() }.map(|why| cell::clipped(why, MOST_REASON)),
             parameters: plan.fixed.iter().map(setting).collect(),
             knees: Knee::all(&axes, &points, main),
             axes,
@@ -310,29 +318,39 @@ fn of_bare(unit: Unit, bare: &Bare) -> Option<f64> {
     (figure > 0.0 && figure.is_finite()).then_some(figure)
 }
 
-/// Sets the ratios of every point to its base. The base is the first point; in a side-by-side
-/// layout, it is the first point that differs only in the layout's parameter.
+/// Sets the ratios of every point to its base. The ratios of a measure are judged together.
 fn compare(points: &mut [Point], columns: &[Column], beside: Option<&str>) {
-    let judged = |column: &&Column| column.better != Better::Neither;
+    let bases = bases(points, beside);
+    for column in { columns.iter() }.filter(|column| column.better != Better::Neither) {
+        let compared = points.iter().zip(&bases).enumerate();
+        let compared = compared.filter_map(|(at, (point, base))| {
+            let of = point.measures.get(&column.name)?;
+            let to = points[(*base)?].measures.get(&column.name)?;
+            Some((at, Unjudged::paired(&of.rounds, &to.rounds)?))
+        });
+        let (places, family): (Vec<usize>, Vec<Unjudged>) = compared.unzip();
+        for (at, ratio) in places.into_iter().zip(judge(family, column.better)) {
+            if let Some(figure) = points[at].measures.get_mut(&column.name) {
+                figure.ratio = Some(ratio);
+            }
+        }
+    }
+}
+
+/// Returns the index of each point's base; `None` for a base. The base is the first point; in a
+/// side-by-side layout, it is the first point that differs only in the layout's parameter.
+fn bases(points: &[Point], beside: Option<&str>) -> Vec<Option<usize>> {
     let mut bases = BTreeMap::new();
-    for at in 0..points.len() {
-        let (before, rest) = points.split_at_mut(at);
-        let point = &mut rest[0];
+    let base = |(at, point): (usize, &Point)| {
         let alike = beside.map(|parameter| {
             let mut others = point.settings.clone();
             others.remove(parameter);
             others
         });
-        let Some(base) = before.get(*bases.entry(alike).or_insert(at)) else {
-            continue; // the point is itself a base
-        };
-        for column in columns.iter().filter(judged) {
-            let base = base.measures.get(&column.name);
-            if let (Some(base), Some(figure)) = (base, point.measures.get_mut(&column.name)) {
-                figure.ratio = Ratio::paired(&figure.rounds, &base.rounds);
-            }
-        }
-    }
+        let base = *bases.entry(alike).or_insert(at);
+        (base != at).then_some(base)
+    };
+    points.iter().enumerate().map(base).collect()
 }
 
 #[cfg(test)]
@@ -361,6 +379,7 @@ mod tests {
             series: Vec::new(),
             locks: Vec::new(),
             layers: Vec::new(),
+            load_part: None,
         }
     }
 

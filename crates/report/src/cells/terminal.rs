@@ -18,9 +18,9 @@ use super::points::Settings;
 use super::profile;
 use super::sheet;
 use super::spread;
-use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
 use super::time_line;
+use super::verdict::Ratio;
 use super::words::{self, MOST_ROWS, Scale};
 use super::{bonnie as layout, effects};
 use crate::analysis::Analysis;
@@ -32,7 +32,7 @@ use crate::render::text::{self, WIDTH, plural};
 /// Maximum width of the settings in each row, in characters. Wider settings become a list.
 const MOST_SETTINGS: usize = 44;
 /// Maximum number of characters of a ranked setting.
-const MOST_EFFECT: usize = 56;
+const MOST_EFFECT: usize = 42;
 /// Maximum number of characters of a column's heading.
 const MOST_HEADING: usize = 40;
 
@@ -153,7 +153,17 @@ pub fn compare(comparison: &Comparison, style: Style) -> String {
         .measures
         .iter()
         .flat_map(|column| pairs(column, shown));
-    grid(page, &rows, groups.collect());
+    let mut groups: Vec<Group> = groups.collect();
+    match rows.as_slice() {
+        // A single point is a list, in which the heading of a column has its run.
+        [only] if only.is_empty() => {
+            for (heading, _) in groups.iter_mut().filter_map(|group| group.first_mut()) {
+                heading.truncate(heading.len() - " A".len());
+            }
+            list(page, &groups, "A");
+        }
+        _ => grid(page, &rows, groups),
+    }
     for line in comparison.explained() {
         page.note(&line);
     }
@@ -317,7 +327,7 @@ fn push_ratios(group: &mut Group, heading: &str, ratios: &[Option<&Ratio>]) {
 fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
     match rows {
         [] => return page.note("No points."),
-        [only] if only.is_empty() => return list(page, &groups),
+        [only] if only.is_empty() => return list(page, &groups, "value"),
         _ => {}
     }
     let labels = labels(page, rows);
@@ -360,9 +370,9 @@ fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
     }
 }
 
-/// Shows the groups of a single row, a line each.
-fn list(page: &mut Page, groups: &[Group]) {
-    let mut table = text::Table::new(1, &["measure", "value"]);
+/// Shows the groups of a single row, a line each. `first` is the heading of their first columns.
+fn list(page: &mut Page, groups: &[Group], first: &str) {
+    let mut table = text::Table::new(1, &["measure", first]);
     let longest = groups.iter().max_by_key(|group| group.len());
     for (heading, _) in longest.into_iter().flatten().skip(1) {
         table.add_column(heading);
@@ -424,7 +434,7 @@ fn rankings(page: &mut Page, table: &Table) {
         for effect in ranking.effects.iter().take(MOST_ROWS) {
             rows.row([
                 clipped(&effect.label(), MOST_EFFECT),
-                words::meaning(&effect.ratio, ranking.better).to_owned(),
+                words::meaning(effect.ratio.verdict),
                 words::marked(&effect.ratio),
                 words::ratio_interval(effect.ratio.interval),
             ]);

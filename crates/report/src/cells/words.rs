@@ -6,13 +6,17 @@ use fathom_run::{Beside, Better, Unit};
 use super::bonnie;
 use super::cell::Column;
 use super::points::Settings;
-use super::statistics::{ENOUGH, Interval, Ratio};
+use super::statistics::{ENOUGH, Interval};
 use super::table::Table;
+use super::verdict::{FALSE_ALARMS, Ratio, Verdict};
 use crate::render::facts;
 use crate::render::text::{date, plural};
 
 /// Maximum number of rows in pages and on terminals; JSON and CSV have all.
 pub(super) const MOST_ROWS: usize = 1_000;
+
+/// Part of the watched time for which a load runs, below which the rest is noticeable in its costs.
+const LEAST_PART: f64 = 0.9;
 
 /// How the figures of a column are written: all in one unit, with as many decimals as give the
 /// greatest four digits.
@@ -122,17 +126,28 @@ fn times(ratio: f64) -> String {
     }
 }
 
+/// Writes the width of an interval, such as `5%` or `8.1%`.
+pub(super) fn width(width: f64) -> String {
+    let percent = width * 100.0;
+    match percent.is_finite() {
+        true if percent >= 10.0 || percent.fract() == 0.0 => format!("{percent:.0}%"),
+        true if percent >= 1.0 => format!("{percent:.1}%"),
+        true => format!("{percent:.2}%"),
+        false => "infinitely".into(),
+    }
+}
+
 /// Writes a ratio such as `1.04x`.
 pub(super) fn ratio(ratio: f64) -> String {
     format!("{}x", times(ratio))
 }
 
-/// Writes a ratio; a ratio within noise is marked, such as `~1.04x`.
+/// Writes a ratio with a mark: `~1.04x` if no difference is shown, `?1.04x` without enough rounds.
 pub(super) fn marked(of: &Ratio) -> String {
-    let mark = if of.within_noise == Some(true) {
-        "~"
-    } else {
-        ""
+    let mark = match of.verdict {
+        Verdict::Better | Verdict::Worse => "",
+        Verdict::NoDifferenceShown => "~",
+        Verdict::NotEnoughRounds { .. } => "?",
     };
     format!("{mark}{}", ratio(of.median))
 }
@@ -143,29 +158,26 @@ pub(super) fn ratio_interval(interval: Option<Interval>) -> String {
     })
 }
 
-/// Returns the meaning of a ratio: `better`, `worse` or `within noise`; empty if unknown.
-pub(super) fn meaning(of: &Ratio, better: Better) -> &'static str {
-    match of.within_noise {
-        None => "",
-        Some(true) => "within noise",
-        Some(false) if (of.median > 1.0) == (better == Better::Higher) => "better",
-        Some(false) => "worse",
+/// Returns a verdict in words.
+pub(super) fn meaning(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Better => "better".into(),
+        Verdict::Worse => "worse".into(),
+        Verdict::NoDifferenceShown => "no difference shown".into(),
+        Verdict::NotEnoughRounds { more } => format!("not enough rounds: {more} more"),
     }
 }
 
-/// Returns the meaning of a change in a word: `faster` or `slower` for measures of speed, else
-/// `better` or `worse`; or `noise`.
-pub(super) fn verdict(of: &Ratio, column: &Column) -> &'static str {
+/// Returns a verdict in words: `faster` or `slower` for measures of speed.
+pub(super) fn verdict(of: Verdict, column: &Column) -> String {
     let is_speed = matches!(
         column.unit,
         Unit::PerSecond | Unit::MegabytesPerSecond | Unit::Nanoseconds | Unit::Seconds
     );
-    match (meaning(of, column.better), is_speed) {
-        ("better", true) => "faster",
-        ("worse", true) => "slower",
-        ("within noise", _) => "noise",
-        ("", _) => "unknown, because one round does not show noise",
-        (other, _) => other,
+    match of {
+        Verdict::Better if is_speed => "faster".into(),
+        Verdict::Worse if is_speed => "slower".into(),
+        other => meaning(other),
     }
 }
 
@@ -229,6 +241,7 @@ pub(super) fn facts(table: &Table) -> Vec<(&'static str, String)> {
             table.experiment, table.seed
         ),
     ));
+    rows.extend(table.ended.clone().map(|why| ("ended", why)));
     rows
 }
 
@@ -279,12 +292,14 @@ pub(super) fn explained(table: &Table) -> Vec<String> {
             None => "first row".to_owned(),
         };
         let base = format!("Ratios are to the {row}, of each round's own pair");
-        lines.push(noise_explained(&base));
+        lines.push(verdicts_explained(&base));
+        lines.extend(more_rounds(table));
     }
     let has_bare = table.main.as_deref().is_some_and(is_shown);
     if has_bare && points.iter().any(|point| point.vs_bare.is_some()) {
-        lines.push("vs bare: to the same work on the bare device, in the same cell.".into());
+        lines.push("vs bare: to the same work on the bare device, in the same round.".into());
     }
+    lines.extend(short_loads(table));
     lines
 }
 
@@ -293,32 +308,79 @@ pub(super) fn rankings_explained(table: &Table) -> Option<String> {
     let base = label(&table.points.first()?.settings);
     Some(format!(
         "Each setting alone against the base ({base}), whose value is in brackets. The greatest \
-         effect is first, and effects within noise are last."
+         effect is first, and effects that are not shown are last."
     ))
 }
 
 pub(super) fn rounds_explained(most: usize) -> String {
     match most {
         0 => "No cell is complete.".into(),
-        1 => "With a single round, no intervals exist, and noise is not recognised.".into(),
+        1 => "With a single round, there are no intervals and no verdicts.".into(),
         2..ENOUGH => format!(
             "Medians over rounds. With fewer than {ENOUGH} rounds, an interval is from the least to \
              the greatest."
         ),
         _ => format!(
-            "Medians over rounds, with 95% intervals (bootstrap); of fewer than {ENOUGH} rounds, \
-             from the least to the greatest."
+            "Medians over rounds, with 95% intervals; of fewer than {ENOUGH} rounds, from the least to \
+             the greatest."
         ),
     }
 }
 
-pub(super) fn noise_explained(base: &str) -> String {
-    format!("{base}. ~ is within noise: the interval contains 1.")
+/// Returns the note on verdicts, behind what the ratios are.
+pub(super) fn verdicts_explained(base: &str) -> String {
+    let wrong = FALSE_ALARMS * 100.0;
+    format!(
+        "{base}. ~: no difference is shown. ?: not enough rounds for a verdict. If nothing differs, \
+         the rows of a measure have a verdict in at most {wrong:.0}% of runs."
+    )
+}
+
+/// Returns how many rounds are missing for verdicts on all rows, and how to run them.
+pub(super) fn more_rounds(table: &Table) -> Option<String> {
+    let figures = table
+        .points
+        .iter()
+        .flat_map(|point| point.measures.values());
+    let missing = figures.filter_map(|figure| match figure.ratio.as_ref()?.verdict {
+        Verdict::NotEnoughRounds { more } => Some(more),
+        _ => None,
+    });
+    let more = missing.max()?;
+    let all = table.rounds.saturating_add(more);
+    Some(format!(
+        "For verdicts on all rows, {} would be enough (of a run of the lab: fathom lab run --continue \
+         RUN --rounds {all}).",
+        plural(more.into(), "more round")
+    ))
+}
+
+/// Returns a warning if CPU time was counted much longer than loads ran: the start of a load is a
+/// part of each request's `cpu.*` then.
+pub(super) fn short_loads(table: &Table) -> Option<String> {
+    let has_costs = |column: &&Column| column.unit == Unit::CpuMicrosecondsPerRequest;
+    let costs = table.measures.iter().find(has_costs)?;
+    let parts = table.cells.iter().filter_map(|cell| cell.load_part);
+    let short = parts.filter(|part| *part < LEAST_PART);
+    let (count, least) = short.fold((0u64, 1.0), |(count, least), part| {
+        (count + 1, f64::min(least, part))
+    });
+    (count > 0).then(|| {
+        format!(
+            "CPU time per request ({}) is too high in {count} of {}: the load ran for only {:.0}% of the \
+             time in which CPUs were watched, and its start counts, too. A longer --runtime makes that \
+             part small.",
+            costs.name,
+            plural(table.cells.len() as u64, "cell"),
+            least * 100.0
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_run::Better;
 
     #[test]
     fn figures_are_written_for_people_and_never_wide() {
@@ -360,27 +422,24 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_is_said_in_a_word() {
-        let told = |unit, better, (median, is_noise): (f64, Option<bool>)| {
-            let ratio = Ratio {
-                median,
-                interval: None,
-                within_noise: is_noise,
-            };
-            let name = String::new();
-            verdict(&ratio, &Column { name, unit, better })
+    fn verdicts_on_speed_have_words_of_their_own() {
+        let told = |unit, of| {
+            let (name, better) = (String::new(), Better::Higher);
+            verdict(of, &Column { name, unit, better })
         };
-        let (more, less) = ((1.2, Some(false)), (0.9, Some(false)));
-        for (unit, better, [of_more, of_less]) in [
-            (Unit::Seconds, Better::Lower, ["slower", "faster"]),
-            (Unit::PerSecond, Better::Higher, ["faster", "slower"]),
-            (Unit::Bytes, Better::Lower, ["worse", "better"]),
+        for (unit, words) in [
+            (Unit::Seconds, ["faster", "slower"]),
+            (Unit::PerSecond, ["faster", "slower"]),
+            (Unit::Bytes, ["better", "worse"]),
         ] {
-            assert_eq!(told(unit, better, more), of_more);
-            assert_eq!(told(unit, better, less), of_less);
-            assert_eq!(told(unit, better, (1.2, Some(true))), "noise");
-            assert!(told(unit, better, (1.2, None)).contains("unknown"));
+            let said = [Verdict::Better, Verdict::Worse].map(|of| told(unit, of));
+            assert_eq!(said, words);
         }
+        let few = Verdict::NotEnoughRounds { more: 3 };
+        assert_eq!(told(Unit::Seconds, few), "not enough rounds: 3 more");
+        let marks = [Verdict::Better, Verdict::NoDifferenceShown, few];
+        let marks = marks.map(|of| marked(&Ratio::told(1.5, of)));
+        assert_eq!(marks, ["1.50x", "~1.50x", "?1.50x"]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ fn plain(table: &Table) -> String {
 /// vCPUs.
 fn side_by_side(parameter: &str, vcpus: usize) -> (TempDir, Table) {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = run(5);
+    let mut run = run(8);
     let experiment = run.experiment.as_mut().unwrap();
     let shown = [
         ("iops", "IOPS"),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::support::experiment::{HOSTILE, cell, run, settings, whole, write};
 use crate::support::judges::{assert_fits, assert_golden, oracle};
-use fathom_report::cells::{Comparison, Table, csv, html, json, terminal};
+use fathom_report::cells::{Comparison, Confidence, Table, Verdict, csv, html, json, terminal};
 use fathom_report::render::terminal::Style;
 use fathom_run::{Better, Cell, Experiment, Measure, Planned, Run, Series, Unit};
 use tempfile::TempDir;
@@ -44,7 +44,7 @@ fn all_pages(table: &Table) -> Vec<String> {
 
 #[test]
 fn a_report_is_as_it_was_found_good() {
-    let (_dir, mut table) = whole_run(5);
+    let (_dir, mut table) = whole_run(8);
     table.points[1].limiter = Some("device".into());
     table.points[1].verdict = Some("device: 31.8 of 32 in flight, as the host's own".into());
     let text = plain(&table);
@@ -114,7 +114,7 @@ fn a_comparison_is_as_it_was_found_good() {
 
 #[test]
 fn points_have_their_measures_ratios_and_base() {
-    let (_dir, table) = whole_run(5);
+    let (_dir, table) = whole_run(8);
     assert_eq!(table.axes, ["server", "threads"]);
     assert_eq!(table.parameters, settings(&[("scenario", "random reads")]));
     assert_eq!(table.main.as_deref(), Some("iops"));
@@ -139,15 +139,19 @@ fn points_have_their_measures_ratios_and_base() {
         point.measures[measure].ratio.clone()
     };
     let fathom = of("fathom", "iops").unwrap();
-    assert_eq!(fathom.within_noise, Some(false));
+    assert_eq!(fathom.verdict, Verdict::Better);
     assert!((1.3..1.34).contains(&fathom.median), "{fathom:?}");
-    assert_eq!(of("qsd", "iops").unwrap().within_noise, Some(true));
-    assert!(of("fathom", "latency.p99").unwrap().median < 1.0);
+    assert_eq!(
+        of("qsd", "iops").unwrap().verdict,
+        Verdict::NoDifferenceShown
+    );
+    let latency = of("fathom", "latency.p99").unwrap();
+    assert!(latency.median < 1.0 && latency.verdict == Verdict::Better);
     // A measure that is neither better nor worse has no ratio.
     assert_eq!(of("fathom", "vcpu0.busy"), None);
     let vs_bare = table.points[0].vs_bare.as_ref().unwrap();
     assert!((vs_bare.median - 0.2).abs() < 1e-9, "{vs_bare:?}");
-    assert_eq!(table.points[0].bare.as_ref().unwrap().median, 70_000.0);
+    assert_eq!(table.points[0].bare.as_ref().unwrap().median, 55_000.0);
 }
 
 #[test]
@@ -159,6 +163,132 @@ fn figures_are_what_another_program_finds() {
         let pair = Comparison::of(("a".into(), table), ("b".into(), other)).unwrap();
         assert_eq!(oracle(&json(&pair)), 6 * 4 + 2 * 6 * 5, "{rounds} rounds");
     }
+}
+
+/// Five points are compared with the first. All six rounds may say the same by chance, for one of
+/// the five in one of six runs.
+#[test]
+fn too_few_rounds_say_how_many_are_missing() {
+    for (rounds, more) in [(1, 7), (2, 6), (4, 4), (7, 1)] {
+        let (_dir, table) = whole_run(rounds);
+        let ratios = table
+            .points
+            .iter()
+            .flat_map(|point| point.measures.values());
+        for ratio in ratios.filter_map(|figure| figure.ratio.as_ref()) {
+            assert_eq!(ratio.verdict, Verdict::NotEnoughRounds { more });
+        }
+        let text = plain(&table)
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        assert!(
+            text.contains("?1.3") && text.contains("--continue RUN --rounds 8"),
+            "{text}"
+        );
+        assert!(
+            !["better", "worse", "faster", "slower"]
+                .iter()
+                .any(|word| text.contains(word))
+        );
+        let Confidence::NotYet(why) = table.confidence(10.0) else {
+            panic!("{rounds} rounds are enough");
+        };
+        let missing = format!(": not enough rounds: {more} more");
+        assert!(why.ends_with(&missing), "{why}");
+    }
+}
+
+#[test]
+fn a_run_is_confident_when_its_widest_interval_is_narrow() {
+    let (_dir, table) = whole_run(8);
+    // qsd's ratio has an interval of 0.985 to 1.025.
+    let enough = Confidence::Enough("all intervals of iops are at most 5% wide".into());
+    assert_eq!(table.confidence(0.05), enough);
+    let Confidence::NotYet(why) = table.confidence(0.01) else {
+        panic!("narrower than the rounds allow");
+    };
+    assert!(why.contains("the interval of iops for server="), "{why}");
+    assert!(why.ends_with("% wide, and 1% is wanted"), "{why}");
+    // A single point has the interval of its own figure.
+    let alone = |rounds| {
+        let (_dir, mut table) = whole_run(rounds);
+        table.points.truncate(1);
+        table
+    };
+    assert!(matches!(alone(5).confidence(9.0), Confidence::NotYet(_)));
+    assert!(matches!(alone(6).confidence(9.0), Confidence::Enough(_)));
+    assert!(matches!(alone(6).confidence(0.1), Confidence::NotYet(_)));
+    let nothing = Table {
+        main: None,
+        ..table
+    };
+    assert!(matches!(nothing.confidence(9.0), Confidence::Never(_)));
+}
+
+#[test]
+fn two_runs_of_one_round_have_no_verdict_and_no_empty_brackets() {
+    let ((_a, a), (_b, mut b)) = (whole_run(1), whole_run(1));
+    let pair = Comparison::of(("a".into(), a.clone()), ("b".into(), b.clone())).unwrap();
+    let text = terminal::compare(&pair, Style::default());
+    assert!(
+        text.contains("iops of B is 1.00x that of A: not enough rounds:"),
+        "{text}"
+    );
+    assert!(
+        text.contains("more of each run.") && !text.contains("()"),
+        "{text}"
+    );
+    // A single point is a list, whose columns are named like those of a table.
+    let mut a = a;
+    for table in [&mut a, &mut b] {
+        table.points.truncate(1);
+        table.points[0].settings.clear();
+        table.axes.clear();
+    }
+    let pair = Comparison::of(("a".into(), a), ("b".into(), b)).unwrap();
+    let text = terminal::compare(&pair, Style::default());
+    let heading = text
+        .lines()
+        .find(|line| line.trim_start().starts_with("measure "));
+    let columns: Vec<&str> = heading.unwrap().split_whitespace().collect();
+    assert_eq!(columns, ["measure", "A", "B", "B/A"], "{text}");
+}
+
+#[test]
+fn cpu_time_of_a_short_load_has_a_word_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run(2);
+    let cells = run.experiment.as_ref().unwrap().cells.iter();
+    let cells = cells.map(|planned| {
+        let mut cell = cell(planned);
+        let evidence = cell.evidence.as_mut().unwrap();
+        (evidence.seconds, evidence.load.seconds) = (4.0, 3.9);
+        if planned.round == 2 {
+            evidence.load.seconds = 1.0;
+        }
+        cell
+    });
+    write(dir.path(), &run, cells.collect::<Vec<_>>());
+    let table = load(&dir);
+    let word = "too high in 6 of 12 cells: the load ran for only 25% of the time";
+    let flat = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat(plain(&table)).contains(word), "{}", plain(&table));
+    assert!(flat(html::render(&table)).contains(word));
+    let (_dir, long) = whole_run(2);
+    assert!(!plain(&long).contains("too high"));
+}
+
+#[test]
+fn why_a_run_has_ended_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = whole(dir.path(), 1);
+    let reason = "after 1 round: --max-rounds 1 is reached";
+    run.experiment.as_mut().unwrap().ended = Some(reason.into());
+    let table = saved(&run, dir.path());
+    assert!(plain(&table).contains(reason) && html::render(&table).contains(reason));
+    let json: serde_json::Value = serde_json::from_str(&json(&table)).unwrap();
+    assert_eq!(json["ended"], reason);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::support::browser::Browser;
 use crate::support::experiment::{HOSTILE, cell, one_factor, run, settings, whole, write};
-use fathom_report::cells::{Comparison, Table, html, terminal};
+use fathom_report::cells::{Comparison, Table, Verdict, html, terminal};
 use fathom_report::render::terminal::Style;
 use fathom_run::Cell;
 
@@ -57,7 +57,7 @@ fn table(rounds: u32) -> Table {
 
 #[test]
 fn a_page_shows_what_the_table_says() {
-    let mut table = table(5);
+    let mut table = table(8);
     table.points[0].limiter = Some("device".into());
     table.points[0].verdict = Some("device: 31.8 of 32 in flight".into());
     let mut page = show(&html::render(&table));
@@ -91,8 +91,9 @@ fn a_page_shows_what_the_table_says() {
         let is_noise = iops
             .ratio
             .as_ref()
-            .is_some_and(|ratio| ratio.within_noise == Some(true));
-        assert_eq!(cells[4].contains("within noise"), is_noise, "{cells:?}");
+            .is_some_and(|ratio| ratio.verdict == Verdict::NoDifferenceShown);
+        let word = "no difference shown";
+        assert_eq!(cells[4].contains(word), is_noise, "{cells:?}");
         assert!(
             !cells[2].contains('|'),
             "what describes is not judged: {cells:?}"
@@ -114,7 +115,7 @@ fn a_page_shows_what_the_table_says() {
         "10.0.2",
         "scenario=random reads",
         "seed 42",
-        "5 rounds",
+        "8 rounds",
     ] {
         assert!(words.contains(word), "{word}: {words}");
     }
@@ -288,7 +289,7 @@ fn a_knee_has_a_ring_and_is_told_with_what_limits_beyond_it() {
 #[test]
 fn effects_lie_on_both_sides_of_one_as_far_as_they_are() {
     let dir = tempfile::tempdir().unwrap();
-    one_factor(dir.path(), 5);
+    one_factor(dir.path(), 8);
     let table = Table::load(dir.path()).unwrap();
     let mut page = show(&html::render(&table));
     page.assert_is_sound();
@@ -352,7 +353,7 @@ fn two_runs_stand_side_by_side() {
         rows[0][2..5],
         ["vcpu0.busy (%) A", "B", "latency.p99 (\u{b5}s) A"]
     );
-    assert!(rows[1][6].contains("within noise"), "{:?}", rows[1]);
+    assert!(rows[1][6].contains("no difference shown"), "{:?}", rows[1]);
     let differences = page.table("compare-differences");
     assert!(differences[1][2].contains("6.18.0"), "{differences:?}");
     for id in [

@@ -11,7 +11,7 @@ use fathom_run::{Cell, Sheet, SheetRow};
 /// Writes a run whose experiment has a sheet of its servers, with `threads` values of another axis.
 fn sheet(threads: usize, said: &str) -> Table {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = run(5);
+    let mut run = run(8);
     let experiment = run.experiment.as_mut().unwrap();
     let values = experiment.parameters.get_mut("threads").unwrap();
     values.truncate(threads);

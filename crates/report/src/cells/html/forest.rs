@@ -2,8 +2,8 @@
 //! median. The scale is logarithmic: a ratio of one half is as far from 1 as a ratio of two.
 
 use crate::cells::ranking::{Effect, Ranking};
-use crate::cells::statistics::Ratio;
 use crate::cells::table::Table;
+use crate::cells::verdict::{Ratio, Verdict};
 use crate::cells::words;
 use crate::render::html::markup::Html;
 
@@ -38,9 +38,9 @@ fn show_one(html: &mut Html, id: &str, ranking: &Ranking) {
     html.element("h3", &[], &ranking.measure);
     html.open("div", &[("class", "bars forest"), ("id", id)]);
     for effect in shown {
-        let meaning = words::meaning(&effect.ratio, ranking.better);
+        let meaning = words::meaning(effect.ratio.verdict);
         html.element("div", &[("class", "label")], &effect.label());
-        row(html, &scale, effect, meaning);
+        row(html, &scale, effect);
         html.raw("<div class=\"sum\">");
         html.text(&words::marked(&effect.ratio));
         let interval = words::ratio_interval(effect.ratio.interval);
@@ -57,12 +57,11 @@ fn show_one(html: &mut Html, id: &str, ranking: &Ranking) {
     html.raw("</div>\n");
 }
 
-fn row(html: &mut Html, scale: &Scale, effect: &Effect, meaning: &'static str) {
-    let class = match meaning {
-        "within noise" => "effect noise",
-        "better" => "effect better",
-        "worse" => "effect worse",
-        _ => "effect",
+fn row(html: &mut Html, scale: &Scale, effect: &Effect) {
+    let class = match effect.ratio.verdict {
+        Verdict::Better => "effect better",
+        Verdict::Worse => "effect worse",
+        Verdict::NoDifferenceShown | Verdict::NotEnoughRounds { .. } => "effect noise",
     };
     html.open("svg", &[("class", class), ("role", "img")]);
     let line = |html: &mut Html, class: &str, from: f64, to: f64, (top, bottom): (&str, &str)| {
@@ -163,9 +162,8 @@ mod tests {
 
     fn scale(ratios: &[(f64, Option<(f64, f64)>)]) -> Scale {
         let ratios = ratios.iter().map(|(median, interval)| Ratio {
-            median: *median,
             interval: *interval,
-            within_noise: None,
+            ..Ratio::told(*median, Verdict::NoDifferenceShown)
         });
         Scale::of(ratios.collect::<Vec<_>>().iter())
     }

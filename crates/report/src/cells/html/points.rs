@@ -5,8 +5,8 @@ use fathom_run::Better;
 use crate::cells::bonnie;
 use crate::cells::cell::Column;
 use crate::cells::points::Settings;
-use crate::cells::statistics::Ratio;
 use crate::cells::table::{Figure, Point, Table};
+use crate::cells::verdict::{Ratio, Verdict};
 use crate::cells::words::{self, MOST_ROWS, Scale};
 use crate::render::html::markup::{self, Cell, Html};
 use crate::render::text::plural;
@@ -166,24 +166,21 @@ fn cell(figure: &Figure, scale: &Scale, better: Better) -> Cell {
     if better != Better::Neither && figure.interval.is_some() {
         notes.push(("", scale.interval(figure.interval)));
     }
-    notes.extend(figure.ratio.iter().map(|ratio| told(ratio, better)));
+    notes.extend(figure.ratio.iter().map(told));
     Cell::Figure(scale.write(figure.median), notes)
 }
 
 /// Returns a ratio in words, and the CSS class of its meaning.
-pub(super) fn told(ratio: &Ratio, better: Better) -> (&'static str, String) {
+pub(super) fn told(ratio: &Ratio) -> (&'static str, String) {
     let mut text = words::marked(ratio);
     if ratio.interval.is_some() {
         text = format!("{text} ({})", words::ratio_interval(ratio.interval));
     }
-    let class = match words::meaning(ratio, better) {
-        "within noise" => {
-            text.push_str(" within noise");
-            ""
-        }
-        other => other,
-    };
-    (class, text)
+    match ratio.verdict {
+        Verdict::Better => ("better", text),
+        Verdict::Worse => ("worse", text),
+        other => ("", format!("{text} {}", words::meaning(other))),
+    }
 }
 
 fn vs_bare(points: &[Point]) -> Option<(String, Vec<Cell>)> {
