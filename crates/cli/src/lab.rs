@@ -1,6 +1,7 @@
 //! `fathom lab`: runs experiments in real guests.
 
 mod order;
+mod until;
 
 use std::fs;
 use std::io::Write;
@@ -8,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Subcommand};
-use fathom_lab::experiment::runner::{Runner, rough};
+use fathom_lab::experiment::runner::{Runner, Until, rough};
 use fathom_lab::experiment::{self, Context, Experiment, Settings, nested};
 use fathom_lab::{restore_all_settings, scratch, tracers};
 use serde_json::{Value, json};
 
 use crate::report::ReportArgs;
+use until::Goal;
 
 pub use order::wrapped;
 
@@ -53,9 +55,13 @@ enum LabCommand {
 
 #[derive(Debug, Args)]
 struct RunArgs {
-    /// Run directory of an interrupted run to continue
+    /// Run directory of an interrupted run to continue, or of a run that gets more rounds
     #[arg(long = "continue", value_name = "RUN")]
     unfinished: Option<PathBuf>,
+    /// Total number of rounds to which --continue raises the run
+    #[arg(long, value_name = "N", requires = "unfinished",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
     #[command(flatten)]
     show: Show,
     #[command(flatten)]
@@ -92,6 +98,8 @@ struct How {
     /// All layers are real there, but times are longer than on hardware.
     #[arg(long, help_heading = "Run")]
     kvm_host: bool,
+    #[command(flatten)]
+    goal: Goal,
 }
 
 #[derive(Debug, Args)]
@@ -113,12 +121,13 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
         LabCommand::Describe { experiment, json } => describe(find(&experiment)?, json),
         LabCommand::Run(args) => {
             let (mut runner, output, show, how) = match (args.unfinished, args.order) {
-                (Some(dir), _) => (
-                    Runner::resume(&dir)?,
-                    Output { dir, ours: false },
-                    args.show,
-                    args.how,
-                ),
+                (Some(dir), _) => {
+                    let mut runner = Runner::resume(&dir)?;
+                    if let Some(rounds) = args.rounds {
+                        runner.raise_rounds(rounds)?;
+                    }
+                    (runner, Output { dir, ours: false }, args.show, args.how)
+                }
                 (None, Some(ordered)) => {
                     let dir = ordered.output();
                     let runner = Runner::new(&ordered.order, &dir)?;
@@ -143,7 +152,9 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
             if let Some(before) = &show.against {
                 crate::report::experiment::check(before, runner.name())?;
             }
-            under_way(Some(output.clone()), || measure(runner, &output, &show))
+            under_way(Some(output.clone()), || {
+                measure(runner, &output, &show, how.goal)
+            })
         }
         LabCommand::Cell(args) => under_way(None, || cell(&args)),
     }
@@ -233,7 +244,8 @@ fn dry_run(runner: &Runner, how: How) -> anyhow::Result<()> {
         true => ", and up to as long again for the trials of suspected limiters",
         false => "",
     };
-    writeln!(out, "about {} in all{trials}", rough(total))?;
+    let more = how.goal.more();
+    writeln!(out, "about {} in all{trials}{more}", rough(total))?;
     Ok(runner.check_needs()?)
 }
 
@@ -261,10 +273,13 @@ impl Output {
     }
 }
 
-fn measure(runner: Runner, output: &Output, show: &Show) -> anyhow::Result<()> {
+fn measure(runner: Runner, output: &Output, show: &Show, goal: Goal) -> anyhow::Result<()> {
     let dir = &output.dir;
     let shown = dir.display();
-    let ran = runner.run(&context()?, &mut |step| eprintln!("lab: {step}"));
+    let mut watch = goal.watch();
+    let mut decide = { watch.as_mut() }.map(|watch| move |dir: &Path| watch.decide(dir));
+    let until = decide.as_mut().map(|decide| decide as &mut Until);
+    let ran = runner.run(&context()?, until, &mut |step| eprintln!("lab: {step}"));
     if let Err(error) = ran {
         let text = error.to_string();
         let (line, tail) = text.split_once('\n').unwrap_or((&text, ""));

@@ -228,6 +228,16 @@ fn what_cannot_be_run_is_said_in_one_line() {
             ["--size", "1M to 1T"],
         ),
         (
+            &["run", "seqread", "--until", "5"],
+            2,
+            ["--until", "width such as 5%"],
+        ),
+        (
+            &["run", "seqread", "--max-time", "2h"],
+            2,
+            ["--until", "required"],
+        ),
+        (
             &["run", "seqread", "--disk", "socket:/none"],
             1,
             ["/none", "start its server"],
@@ -292,6 +302,23 @@ fn an_interrupted_run_goes_on_where_it_was() {
         status.success() && plan.starts_with("about "),
         "nothing is left: {plan}"
     );
+    let wide = ["run", "--continue", "r", "--until=1000%", "--max-rounds=4"];
+    let (status, table, said) = lab(&wide, dir.path());
+    assert!(status.success(), "{said}");
+    for words in [
+        "round 4 follows: the only point: not enough rounds: 3 more",
+        "the run ends after 4 rounds: --max-rounds 4 is reached; the only point",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert_eq!(cells(), 4);
+    assert!(table.contains("after 4 rounds: --max-rounds 4"), "{table}");
+    let args = ["run", "--continue", "r", "--rounds=6", "--dry-run"];
+    let (status, plan, said) = lab(&args, dir.path());
+    assert!(status.success() && plan.contains("round 6"), "{plan}{said}");
+    let (status, _, said) = lab(&["run", "--continue", "r", "--rounds=4"], dir.path());
+    let last = said.lines().last().unwrap_or_default();
+    check_refusal(status, last, 1, &["--rounds 4", "has 4 already"]);
 }
 
 /// Files that existed before are kept, even if the run has no cell yet.

@@ -30,7 +30,7 @@ fn guests_read_disks_of_qemus_and_an_interrupted_run_goes_on() {
     let mut progress = |step: &str| steps.push(step.to_owned());
     Runner::new(&order(), &dir)
         .unwrap()
-        .run(&context, &mut progress)
+        .run(&context, None, &mut progress)
         .unwrap();
     let whole = cells(&dir);
     assert_eq!(whole.len(), 2);
@@ -66,7 +66,7 @@ fn guests_read_disks_of_qemus_and_an_interrupted_run_goes_on() {
         runner.left().map(|(cell, _, _)| cell).collect::<Vec<_>>(),
         [second]
     );
-    runner.run(&context, &mut |_| {}).unwrap();
+    runner.run(&context, None, &mut |_| {}).unwrap();
     let again = cells(&dir);
     let planned = |cells: &[Cell]| {
         cells

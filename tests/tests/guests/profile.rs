@@ -30,7 +30,7 @@ fn profiled(seconds: u32) -> (TempDir, Experiment, Cell) {
     }
     let context = Context { fathom: fathom() };
     let runner = Runner::new(&order, &dir).unwrap();
-    runner.run(&context, &mut |_| {}).unwrap();
+    runner.run(&context, None, &mut |_| {}).unwrap();
     let plan = Run::load(&dir).unwrap().experiment.unwrap();
     let cell = Cell::load(&dir, &plan.cells[0]).unwrap().unwrap();
     assert_eq!(

@@ -25,7 +25,7 @@ fn through(filter: &str) -> Verdict {
     }
     let context = Context { fathom: fathom() };
     let runner = Runner::new(&order, &dir).unwrap();
-    runner.run(&context, &mut |_| {}).unwrap();
+    runner.run(&context, None, &mut |_| {}).unwrap();
     let plan = Run::load(&dir).unwrap().experiment.unwrap();
     let cells = plan.load_cells(&dir).unwrap();
     judge(cells[0].evidence.as_ref().unwrap())

@@ -385,7 +385,7 @@ static EXAMPLES: &[Examples] = &[
     (
         "fathom lab run",
         &[
-            "fathom lab run seqread --rounds 5",
+            "fathom lab run seqread --disk fathom,qemu --until 5% --max-time 2h",
             "fathom lab run seqread --disk fathom,qemu --against old.run",
             "fathom lab run --continue seqread.run",
         ],

@@ -143,6 +143,12 @@ pub enum Design {
 
 /// Runs cells one after the other. Resources of a cell may be kept for the next one.
 pub trait Session {
+    /// Called before each cell with the number of its round.
+    ///
+    /// Figures that cells share, such as those of the host itself, are measured anew in each round:
+    /// the machine may have changed.
+    fn begin_round(&mut self, _round: u32) {}
+
     /// Runs a cell. `folder` exists already; files written to it stay in the run directory.
     ///
     /// # Errors

@@ -1,11 +1,13 @@
-//! Cells planned after others have ended: an experiment may choose points by earlier results.
+//! Cells planned after others have ended: an experiment may choose points by earlier results, and a
+//! run may need more rounds.
 
 use std::collections::BTreeMap;
 
 use fathom_run as run;
 use run::{Cell, Planned};
 
-use super::Experiment;
+use super::{Experiment, order};
+use crate::error::Result;
 
 /// Plans the cell that follows from an ended one, in the same round. Returns `None` if no cell
 /// follows, or if the cell is planned already.
@@ -40,6 +42,37 @@ pub fn plan(
     Some(next)
 }
 
+/// Plans another round of all points, and returns its cells in the order in which they are run: the
+/// order that a longer plan of the same seed would have.
+///
+/// # Errors
+/// If the plan gets too many cells.
+pub fn round(plan: &mut run::Experiment) -> Result<Vec<Planned>> {
+    let mut points = BTreeMap::new();
+    for cell in &plan.cells {
+        let (number, _) = cell.id.split_once('-').unwrap_or((&cell.id, ""));
+        let place = number.parse::<u64>().unwrap_or(u64::MAX);
+        points.insert((place, number.to_owned()), cell.settings.clone());
+    }
+    let round = plan.rounds + 1;
+    order::check_size(points.len(), round)?;
+    let points: Vec<_> = points.into_iter().collect();
+    let order = order::orders(plan.seed, points.len()).nth(plan.rounds as usize);
+    let cells = order.into_iter().flatten().map(|place| {
+        let ((_, number), settings) = &points[place];
+        Planned {
+            id: format!("{number}-{round}"),
+            round,
+            settings: settings.clone(),
+        }
+    });
+    let cells: Vec<Planned> = cells.collect();
+    plan.cells.extend(cells.clone());
+    plan.rounds = round;
+    plan.ended = None;
+    Ok(cells)
+}
+
 /// Returns a point's number, with which its cells' ids begin. A new point gets the next number.
 fn point(plan: &run::Experiment, settings: &BTreeMap<String, String>) -> u64 {
     let number = |cell: &Planned| cell.id.split('-').next()?.parse::<u64>().ok();
@@ -61,6 +94,25 @@ mod tests {
             measures: vec![Measure::new("rate", Unit::PerSecond, 1.0, Better::Higher)],
             ..Cell::default()
         }
+    }
+
+    #[test]
+    fn an_added_round_is_that_of_a_longer_plan() {
+        let mut order = Order::new(find("seqread").unwrap());
+        let sizes = (16..28).map(|size| format!("{size}M"));
+        order.set("size", &sizes.collect::<Vec<_>>()).unwrap();
+        (order.rounds, order.seed) = (5, 7);
+        let longer = order.plan().unwrap();
+        order.rounds = 2;
+        let mut plan = order.plan().unwrap();
+        plan.ended = Some("of two rounds".into());
+        for expected in longer.cells[24..].chunks(12) {
+            assert_eq!(round(&mut plan).unwrap(), expected);
+        }
+        assert_eq!(plan, longer);
+        plan.rounds = 1_000;
+        let error = round(&mut plan).unwrap_err().to_string();
+        assert!(error.contains("12 points in 1001 rounds"), "{error}");
     }
 
     #[test]

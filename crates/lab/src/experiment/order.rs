@@ -71,11 +71,8 @@ impl Order {
             self.experiment.check(point)?;
         }
         let width = points.len().to_string().len();
-        let mut random = SplitMix(self.seed);
         let mut cells = Vec::new();
-        for round in 1..=self.rounds {
-            let mut order: Vec<usize> = (0..points.len()).collect();
-            random.shuffle(&mut order);
+        for (round, order) in (1..=self.rounds).zip(orders(self.seed, points.len())) {
             cells.extend(order.into_iter().map(|point| Planned {
                 id: format!("{:0width$}-{round}", point + 1),
                 round,
@@ -102,13 +99,7 @@ impl Order {
             Design::Full => counts.fold(1, usize::saturating_mul),
             Design::OneFactor => 1 + counts.map(|count| count.saturating_sub(1)).sum::<usize>(),
         };
-        let cells = points.saturating_mul(self.rounds as usize);
-        if cells == 0 || cells > MOST_CELLS {
-            return Err(Error::Protocol(format!(
-                "{points} points in {} rounds make {cells} cells; 1 to {MOST_CELLS} can be run",
-                self.rounds
-            )));
-        }
+        check_size(points, self.rounds)?;
         Ok(match design {
             Design::Full => self.combinations(),
             Design::OneFactor => self.one_by_one(),
@@ -144,6 +135,30 @@ impl Order {
         }
         points
     }
+}
+
+/// Checks the number of a plan's cells.
+///
+/// # Errors
+/// If there are too many cells, or none.
+pub(super) fn check_size(points: usize, rounds: u32) -> Result<()> {
+    let cells = points.saturating_mul(rounds as usize);
+    if cells == 0 || cells > MOST_CELLS {
+        return Err(Error::Protocol(format!(
+            "{points} points in {rounds} rounds make {cells} cells; 1 to {MOST_CELLS} can be run"
+        )));
+    }
+    Ok(())
+}
+
+/// Returns the order of the points in each round, without end.
+pub(super) fn orders(seed: u64, points: usize) -> impl Iterator<Item = Vec<usize>> {
+    let mut random = SplitMix(seed);
+    std::iter::repeat_with(move || {
+        let mut order: Vec<usize> = (0..points).collect();
+        random.shuffle(&mut order);
+        order
+    })
 }
 
 /// SplitMix64 (Steele, Lea and Flood): the order of cells is the same on every machine.

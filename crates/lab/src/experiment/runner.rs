@@ -16,6 +16,18 @@ use crate::error::{Context as _, Error, Result};
 use crate::host::Accelerator;
 use crate::scratch;
 
+/// The next step when all planned cells have run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Another round of all points, with the reason.
+    AnotherRound(String),
+    /// The end of the run, with the reason.
+    End(String),
+}
+
+/// Decides by the run directory, when all planned cells have run.
+pub type Until<'a> = dyn FnMut(&Path) -> Result<Decision> + 'a;
+
 /// A run that can be started or resumed.
 pub struct Runner {
     experiment: &'static dyn Experiment,
@@ -100,6 +112,26 @@ impl Runner {
         }
     }
 
+    /// Plans more rounds of all points, up to `rounds` in total.
+    ///
+    /// # Errors
+    /// If the run has as many rounds already, or gets too many cells.
+    pub fn raise_rounds(&mut self, rounds: u32) -> Result<()> {
+        let Some(plan) = &mut self.run.experiment else {
+            return Ok(());
+        };
+        if rounds <= plan.rounds {
+            return Err(Error::Protocol(format!(
+                "--rounds {rounds}: the run has {} already; name a greater total",
+                plan.rounds
+            )));
+        }
+        while plan.rounds < rounds {
+            self.left.extend(next::round(plan)?);
+        }
+        Ok(())
+    }
+
     fn confirms(&self) -> bool {
         self.plan().is_some_and(|plan| plan.confirm)
     }
@@ -163,9 +195,13 @@ impl Runner {
     /// # Errors
     /// One error that names everything that is missing.
     pub fn check_needs(&self) -> Result<()> {
+        self.check_needs_of(&self.left)
+    }
+
+    fn check_needs_of(&self, cells: &[Planned]) -> Result<()> {
         let in_kvm_host = self.runs_in_kvm_host();
         let mut missing: Vec<Error> = Vec::new();
-        for need in self.needs(&self.left)? {
+        for need in self.needs(cells)? {
             if in_kvm_host && need.is_of_machine() {
                 continue; // the KVM host has it
             }
@@ -187,12 +223,22 @@ impl Runner {
         }
     }
 
-    /// Runs the remaining cells. Calls `progress` at each step.
+    /// Runs the remaining cells, then further rounds while `until` wants another one. Calls
+    /// `progress` at each step.
     ///
     /// # Errors
     /// The error of the first cell that fails; the cells before it are saved in the run directory.
-    pub fn run(mut self, context: &Context, progress: &mut dyn FnMut(&str)) -> Result<()> {
-        self.check_needs()?;
+    pub fn run(
+        mut self,
+        context: &Context,
+        mut until: Option<&mut Until>,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<()> {
+        match (&until, self.plan()) {
+            // A further round runs all points, also those that have no cell left.
+            (Some(_), Some(plan)) => self.check_needs_of(&plan.cells)?,
+            _ => self.check_needs()?,
+        }
         scratch::sweep();
         let what = || format!("cannot create {}", self.dir.display());
         fs::create_dir_all(&self.dir).context(what)?;
@@ -211,12 +257,54 @@ impl Runner {
             progress(&format!("{count} cells to run, their order by seed {seed}"));
         }
         let mut index = 0;
-        while let Some(planned) = self.left.get(index).cloned() {
+        loop {
+            self.run_cells(&mut *session, &mut index, &mut pace, progress)?;
+            let Some(until) = &mut until else {
+                return Ok(());
+            };
+            if !self.goes_on(until, progress)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Plans another round if `until` wants one, else records why the run ends.
+    fn goes_on(&mut self, until: &mut Until, progress: &mut dyn FnMut(&str)) -> Result<bool> {
+        let Some(plan) = &mut self.run.experiment else {
+            return Ok(false);
+        };
+        let goes_on = match until(&self.dir)? {
+            Decision::AnotherRound(why) => {
+                self.left.extend(next::round(plan)?);
+                progress(&format!("round {} follows: {why}", plan.rounds));
+                true
+            }
+            Decision::End(why) => {
+                let end = if plan.rounds == 1 { "" } else { "s" };
+                let why = format!("after {} round{end}: {why}", plan.rounds);
+                progress(&format!("the run ends {why}"));
+                plan.ended = Some(why);
+                false
+            }
+        };
+        self.run.save(&self.dir)?;
+        Ok(goes_on)
+    }
+
+    /// Runs the planned cells from `index` on.
+    fn run_cells(
+        &mut self,
+        session: &mut dyn Session,
+        index: &mut usize,
+        pace: &mut Pace,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<()> {
+        while let Some(planned) = self.left.get(*index).cloned() {
             let count = self.left.len();
-            let rest = self.left[index..].iter();
+            let rest = self.left[*index..].iter();
             let rest = rest.map(|one| self.experiment.estimate(&Settings(one.settings.clone())));
             let about = pace.left(rest.sum());
-            let mut head = format!("cell {} of {count}", index + 1);
+            let mut head = format!("cell {} of {count}", *index + 1);
             for words in [self.label(&planned), self.round(&planned), about] {
                 if !words.is_empty() {
                     head = format!("{head}, {words}");
@@ -235,17 +323,17 @@ impl Runner {
                     _ => format!("{head}: {step}"),
                 });
             };
-            let cell = self.one(&mut *session, cell, progress)?;
-            self.try_limiter(&mut *session, &cell, progress)?;
+            let cell = self.one(session, cell, progress)?;
+            self.try_limiter(session, &cell, progress)?;
             pace.add(expected, begin.elapsed());
-            index += 1;
-            self.go_on(index, &cell)?;
+            *index += 1;
+            self.plan_next(*index, &cell)?;
         }
         Ok(())
     }
 
     /// Plans the cell that follows from `cell`, if any, and inserts it at `index`.
-    fn go_on(&mut self, index: usize, cell: &Cell) -> Result<()> {
+    fn plan_next(&mut self, index: usize, cell: &Cell) -> Result<()> {
         let plan = self.run.experiment.as_mut();
         if let Some(next) = plan.and_then(|plan| next::plan(self.experiment, plan, cell)) {
             self.left.insert(index, next);
@@ -339,6 +427,7 @@ impl Runner {
         }
         fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
         let settings = Settings(planned.settings.clone());
+        session.begin_round(planned.round);
         let yielded = session.cell(&settings, &folder, progress)?;
         let cell = Cell {
             planned,
@@ -452,52 +541,4 @@ pub fn default_output(experiment: &dyn Experiment) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_said_roughly() {
-        for (seconds, text) in [
-            (0, "5s"),
-            (7, "10s"),
-            (61, "2m"),
-            (3601, "70m"),
-            (7200, "2h"),
-        ] {
-            assert_eq!(rough(Duration::from_secs(seconds)), text);
-        }
-    }
-
-    #[test]
-    fn the_pace_is_that_of_the_cells_so_far() {
-        let mut pace = Pace::default();
-        let minute = Duration::from_secs(60);
-        assert_eq!(pace.left(minute * 2), "about 2m left");
-        pace.add(minute, minute * 3);
-        assert_eq!(pace.left(minute * 2), "about 6m left");
-    }
-
-    #[test]
-    fn a_plan_of_somebody_elses_is_checked() {
-        let dir = tempfile::tempdir().unwrap();
-        let order = Order::new(find("seqread").unwrap());
-        let resume = |change: &dyn Fn(&mut run::Experiment)| {
-            let mut plan = order.plan().unwrap();
-            change(&mut plan);
-            new_run(order.experiment, plan).save(dir.path()).unwrap();
-            Runner::resume(dir.path())
-                .map(|runner| runner.left.len())
-                .map_err(|e| e.to_string())
-        };
-        assert_eq!(resume(&|_| {}), Ok(1));
-        let error = resume(&|plan| plan.name = "other".into()).unwrap_err();
-        assert!(error.contains("no experiment 'other'"), "{error}");
-        let set = |plan: &mut run::Experiment, name: &str, value: &str| {
-            plan.cells[0].settings.insert(name.into(), value.into());
-        };
-        let error = resume(&|plan| set(plan, "size", "lots")).unwrap_err();
-        assert!(error.contains("'lots' is not a size"), "{error}");
-        let error = resume(&|plan| set(plan, "more", "1")).unwrap_err();
-        assert!(error.contains("another version"), "{error}");
-    }
-}
+mod tests;

@@ -19,7 +19,7 @@ pub fn run_in(
         order.set(name, &[(*text).to_owned()]).unwrap();
     }
     let runner = Runner::new(&order, dir).unwrap();
-    runner.run(context, &mut |_| {}).unwrap();
+    runner.run(context, None, &mut |_| {}).unwrap();
     let plan = Run::load(dir).unwrap().experiment.unwrap();
     let cells = plan.load_cells(dir).unwrap();
     assert_eq!(cells.len(), plan.cells.len());

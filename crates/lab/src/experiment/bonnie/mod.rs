@@ -159,6 +159,7 @@ impl Experiment for Bonnie {
         Box::new(Trying {
             fathom: context.fathom.clone(),
             image: None,
+            round: 0,
             bare: BTreeMap::new(),
         })
     }
@@ -277,11 +278,18 @@ struct Trying {
     fathom: PathBuf,
     /// The image of the previous cell.
     image: Option<Image>,
-    /// Results of the host itself, by command.
+    round: u32,
+    /// Results of the host itself in this round, by command.
     bare: BTreeMap<String, Bare>,
 }
 
 impl Session for Trying {
+    fn begin_round(&mut self, round: u32) {
+        if std::mem::replace(&mut self.round, round) != round {
+            self.bare.clear();
+        }
+    }
+
     fn cell(
         &mut self,
         settings: &Settings,
@@ -326,7 +334,7 @@ impl Session for Trying {
 }
 
 impl Trying {
-    /// Returns the result in a directory of this machine, measured once for all servers.
+    /// Returns the result in a directory of this machine, measured once in a round for all servers.
     ///
     /// `None` without O_DIRECT, because the host's page cache has another size than the guest's.
     /// `None` without root privileges, which bonnie++ needs to run as user 0.

@@ -140,7 +140,7 @@ impl Experiment for Booting {
          milliseconds on an emulated machine. The agent's part includes that time.\n\n\
          The time line shows one more launch, whose kernel traces its initcalls and \
          programs. The launch is not measured, because tracing takes time. `fathom report \
-         A B` shows what has become faster or slower between two runs, and what is noise; \
+         A B` shows what has become faster or slower between two runs; \
          `--against RUN` prints the same at the end of a run.\n\n\
          --rounds is the number of launches. Percentiles need at least 30."
     }

@@ -1,5 +1,5 @@
-//! Runs cells. Guests are kept for later cells of their kind. The host itself is measured once for
-//! each load, and for each cell of its own.
+//! Runs cells. Guests are kept for later cells of their kind. In each round, the host itself is
+//! measured once for each load, and for each cell of its own.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,8 @@ pub struct Running {
     fathom: PathBuf,
     guests: Pool<GuestBed>,
     host: Option<HostBed>,
-    /// Results of the host itself, by load.
+    round: u32,
+    /// Results of the host itself in this round, by load.
     bare: BTreeMap<String, Known>,
 }
 
@@ -46,6 +47,7 @@ impl Running {
             fathom,
             guests: Pool::new(MOST_GUESTS),
             host: None,
+            round: 0,
             bare: BTreeMap::new(),
         }
     }
@@ -121,6 +123,12 @@ impl Running {
 }
 
 impl Session for Running {
+    fn begin_round(&mut self, round: u32) {
+        if std::mem::replace(&mut self.round, round) != round {
+            self.bare.clear();
+        }
+    }
+
     fn cell(
         &mut self,
         settings: &Settings,

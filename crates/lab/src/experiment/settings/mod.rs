@@ -43,8 +43,8 @@ impl Experiment for Factors {
          fio runs in the guest, on the disk or in a file of the guest's file system. The \
          same job runs on the image on the host. The report ranks the settings by their \
          effects on IOPS, on the 99th percentile of latency, and on the CPU time of a \
-         request, and marks effects within noise. A single round cannot show what is noise; five \
-         rounds give intervals.\n\n\
+         request, and says which of them the rounds show. A single round shows nothing: with up \
+         to six values besides the base, eight rounds are the fewest for a verdict.\n\n\
          An effect holds for this base and this load. For example, a load of one request at \
          a time does not show that IDE serves only one at a time, and a load without writes \
          does not show the cost of a cache mode. Values that do not fit the base are \
