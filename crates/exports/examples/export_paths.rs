@@ -8,7 +8,7 @@ use fathom_core::{
 use fathom_exports::nbd::connection::{Agreed, ExportView, Limits, NbdSource, Stream};
 use fathom_nbd::protocol::{Replies, RequestHeader, command};
 use fathom_testing::count_instructions;
-use fathom_trace::{Recorder, RingFile, RingWriter, StageHistograms, TraceRecord};
+use fathom_trace::{Recorder, StageHistograms, TraceRecord};
 use fathom_virtio::features::{BLK_F_FLUSH, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
 use fathom_virtio::inflight::region_size;
 use fathom_virtio::testing::{Buffer, Driver, TestMemory, context, device, disk};
@@ -47,9 +47,6 @@ fn main() {
         let mut stamped = Stamped::new(requests);
         count_instructions(name, requests, &mut stamped, |_| (), Stamped::record);
     }
-    let mut traced = traced();
-    let write = |writer: &mut RingWriter| writer.write(&record(&stamps(1_000)));
-    count_instructions("trace, a request", 1, &mut traced, |_| (), write);
     for (name, requests) in [("NBD, a read of 4 KiB", 1), ("NBD, 32 reads of 4 KiB", 32)] {
         let mut client = Client::new(requests);
         count_instructions(name, requests, &mut client, Client::send, Client::serve);
@@ -180,13 +177,6 @@ impl Stamped {
     }
 }
 
-fn traced() -> RingWriter {
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = RingFile::create(&dir.path().join("trace"), "disk", 1, 128);
-    // The mapping stays when the directory has been removed.
-    file.expect("a trace").writer(0)
-}
-
 /// An engine whose socket operations wait until the client acts.
 #[derive(Default)]
 struct Sockets(Rc<RefCell<Pending>>);
@@ -276,7 +266,7 @@ impl Client {
         cx.slab.grow(source.capacity());
         let id = SourceId::new(0, 1);
         source.start(&mut cx, id).expect("started");
-        Client {
+        let mut client = Client {
             cx,
             id,
             pending,
@@ -284,7 +274,9 @@ impl Client {
             source,
             requests,
             received: (0, 0),
-        }
+        };
+        client.turn();
+        client
     }
 
     /// Takes all replies, and puts the next requests where the connection receives.

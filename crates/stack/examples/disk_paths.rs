@@ -96,8 +96,9 @@ fn count(name: &str, op: Op, disk: Arc<dyn Disk>, mapped: impl FnOnce()) {
         in_flight: 0,
     };
     let mut data = vec![1u8; BLOCK];
+    let is_read_only = disk.info().read_only;
     for first in [Op::Write, op] {
-        bed.op = first;
+        bed.op = if is_read_only { op } else { first };
         bed.prepare(&mut data);
         bed.submit();
         bed.drain();
