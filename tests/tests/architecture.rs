@@ -287,6 +287,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("fathom-run", &["fathom-units"]),
     ("fathom-limiter", &["fathom-run"]),
+    ("fathom-advise", &["fathom-units"]),
     (
         "fathom-lab",
         &[
@@ -332,6 +333,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-nbd",
             "fathom-tls",
             "fathom-load",
+            "fathom-advise",
             "fathom-lab",
             "fathom-report",
             "fathom-run",
