@@ -3,6 +3,7 @@
 // `print!` panics when the reader of a pipe has closed it (`fathom lab list | head`).
 #![deny(clippy::print_stdout)]
 
+mod advise;
 mod aio;
 mod backend;
 mod backup;
@@ -80,6 +81,7 @@ enum Command {
     Stats(stats::StatsArgs),
     Slow(slow::SlowArgs),
     Top(top::TopArgs),
+    Advise(advise::AdviseArgs),
     Set(filters::SetArgs),
     Group(group::GroupCommand),
     Backup(backup::BackupCommand),
@@ -177,6 +179,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(args),
         Command::Slow(args) => slow::run(&args),
         Command::Top(args) => top::run(args),
+        Command::Advise(args) => advise::run(args),
         Command::Set(args) => filters::set(args),
         Command::Group(args) => group::run(args),
         Command::Backup(args) => backup::run(args),

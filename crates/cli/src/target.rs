@@ -80,6 +80,15 @@ impl Target {
         Disk::new(server, named)
     }
 
+    /// Returns the disk that the arguments select, and the server if they name it.
+    pub fn disk_and_server(&self) -> anyhow::Result<(Disk, Option<String>)> {
+        let (server, named) = self.find()?;
+        let is_named = self.server.is_none() && self.disk.is_none() && named.is_some();
+        let argument = self.server.as_ref().unwrap_or(&self.disk_or_server);
+        let argument = (!is_named).then(|| argument.clone());
+        Ok((Disk::new(server, named)?, argument))
+    }
+
     /// Returns the server and the selected disk, or all its disks if no disk is named.
     pub fn disks(&self) -> anyhow::Result<(Client, Vec<Info>)> {
         let (server, named) = self.find()?;

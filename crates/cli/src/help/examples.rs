@@ -321,6 +321,14 @@ static EXAMPLES: &[Examples] = &[
         ],
     ),
     (
+        "fathom advise",
+        &[
+            "fathom advise vm1",
+            "fathom advise vm1 --try",
+            "fathom advise vm1 --watch 10s --try --pairs 8 --round 5s --keep",
+        ],
+    ),
+    (
         "fathom stats",
         &["fathom stats vm1", "fathom stats vm1 --watch 5"],
     ),

@@ -17,7 +17,15 @@ pub static GROUPS: &[Group] = &[
     ("Change", &["mirror", "commit", "stream", "jobs"]),
     (
         "Watch",
-        &["top", "stats", "slow", "trace", "breakdown", "guest"],
+        &[
+            "top",
+            "advise",
+            "stats",
+            "slow",
+            "trace",
+            "breakdown",
+            "guest",
+        ],
     ),
     ("Measure", &["bench", "lab", "report"]),
     ("Images", &["img", "base"]),

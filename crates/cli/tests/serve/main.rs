@@ -1,5 +1,6 @@
 //! Tests `fathom serve` and the commands that use its API, as users run them.
 
+mod advise;
 mod alarms;
 mod api;
 mod backup_identity;

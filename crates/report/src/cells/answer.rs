@@ -6,8 +6,8 @@ use fathom_run::Better;
 use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
 use super::points::Settings;
-use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
+use super::verdict::{Ratio, Verdict};
 use super::words::{self, Scale};
 use crate::render::answer::Suspect;
 
@@ -162,20 +162,21 @@ fn by_measure(table: &Table, column: &Column, points: &[&Point]) -> Option<Strin
     ))
 }
 
-/// Counts the verdicts on ratios, such as `2 faster, 1 within noise`.
+/// Counts the verdicts on ratios, such as `2 faster, 1 without enough rounds`.
 fn counts<'a>(ratios: impl Iterator<Item = &'a Ratio>, column: &Column) -> String {
-    let mut counts: Vec<(&str, u32)> = Vec::new();
+    let mut counts: Vec<(String, u32)> = Vec::new();
     for ratio in ratios {
-        let word = words::verdict(ratio, column);
+        let word = match ratio.verdict {
+            Verdict::NoDifferenceShown => "without a difference".to_owned(),
+            Verdict::NotEnoughRounds { .. } => "without enough rounds".to_owned(),
+            of => words::verdict(of, column),
+        };
         match counts.iter_mut().find(|(known, _)| *known == word) {
             Some((_, count)) => *count += 1,
             None => counts.push((word, 1)),
         }
     }
-    let told = counts.iter().map(|(word, count)| match *word {
-        "noise" => format!("{count} within noise"),
-        word => format!("{count} {word}"),
-    });
+    let told = counts.iter().map(|(word, count)| format!("{count} {word}"));
     told.collect::<Vec<_>>().join(", ")
 }
 

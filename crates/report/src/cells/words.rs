@@ -1,7 +1,7 @@
 //! Figures and sentences about experiments, used by all renderers.
 
 use fathom_limiter::{UNKNOWN, named};
-use fathom_run::{Beside, Better, Unit};
+use fathom_run::{Beside, Unit};
 
 use super::bonnie;
 use super::cell::Column;
