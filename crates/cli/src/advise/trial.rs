@@ -65,6 +65,15 @@ enum Side {
     With,
 }
 
+/// Whether the trial has made its change yet.
+enum Made {
+    Not,
+    /// The reply to the change has not arrived.
+    Requested,
+    /// The options with the change, as the server shows them.
+    Shown(Box<DiskSpec>),
+}
+
 struct Trial<'a> {
     disk: &'a LiveDisk,
     plan: Plan,
@@ -73,8 +82,7 @@ struct Trial<'a> {
     /// The options before the trial, as the server shows them.
     original: &'a DiskSpec,
     changed: DiskSpec,
-    /// The options with the change, as the server shows them. `None` before the first change.
-    shown: Option<DiskSpec>,
+    made: Made,
     /// Rounds without the change, complete pairs or not.
     without: Vec<Round>,
 }
@@ -101,7 +109,7 @@ pub fn try_change(
                 change,
                 original,
                 changed,
-                shown: None,
+                made: Made::Not,
                 without: Vec::new(),
             };
             let stopped = trial.pairs(&mut pairs).err();
@@ -173,9 +181,12 @@ impl Trial<'_> {
             Side::Without => self.original,
             Side::With => &self.changed,
         };
+        if side == Side::With {
+            self.made = Made::Requested;
+        }
         let changed = self.disk.change(wanted, key, Lasting::Transient)?;
         if side == Side::With {
-            self.shown = Some(changed.options);
+            self.made = Made::Shown(Box::new(changed.options));
         }
         Ok(())
     }
@@ -185,12 +196,11 @@ impl Trial<'_> {
     fn side_of(&self, options: &DiskSpec) -> Option<Side> {
         let key = self.change.option();
         let has = |other: &DiskSpec| options.differences(other).iter().all(|one| one != key);
-        match &self.shown {
+        match &self.made {
             _ if has(self.original) => Some(Side::Without),
-            Some(shown) if has(shown) => Some(Side::With),
-            Some(_) => None,
-            // The reply to the first change did not arrive.
-            None => Some(Side::With),
+            Made::Shown(shown) if has(shown) => Some(Side::With),
+            Made::Requested => Some(Side::With),
+            Made::Shown(_) | Made::Not => None,
         }
     }
 

@@ -12,6 +12,9 @@ const THROTTLED: &str = "[[disk]]\nname = 'vm1'\nimage = 'memory:64M'\nnbd = tru
 /// Returns the options `--watch` and `--try` with the shortest rounds.
 const SHORT: [&str; 7] = ["--watch", "1", "--try", "--pairs", "2", "--round", "500ms"];
 
+/// A load of random reads.
+const RANDOM: [&str; 4] = ["--rw", "randread", "--iodepth", "8"];
+
 fn advise(served: &Served, args: &[&str]) -> Value {
     let api = served.api();
     let text = stdout_of(&[&["advise", "vm1", "--server", &api, "--json"], args].concat());
@@ -28,11 +31,11 @@ fn limits(served: &Served) -> Value {
     options(served)["filters"][0]["options"].clone()
 }
 
-/// Starts a load of random reads, and waits for its first requests.
-fn load(served: &Served) -> Kept {
+/// Starts a load, and waits for its first requests.
+fn load(served: &Served, args: &[&str]) -> Kept {
     let uri = format!("nbd+unix:///vm1?socket={}", served.arg("n"));
-    let args = ["bench", "--nbd", &uri, "--rw", "randread", "--iodepth", "8"];
-    let load = Kept::spawn(fathom().args(args).args(["--runtime", "10m"]));
+    let bench = ["bench", "--nbd", &uri, "--runtime", "10m"];
+    let load = Kept::spawn(fathom().args(bench).args(args));
     wait_for_requests(served);
     load
 }
@@ -51,7 +54,7 @@ fn wait_for_requests(served: &Served) {
 #[test]
 fn forgotten_throttle_is_found_tried_and_put_back() {
     let served = Served::waiting("", THROTTLED);
-    let _load = load(&served);
+    let _load = load(&served, &RANDOM);
     let text = stdout_of(&["advise", "vm1", "--server", &served.api(), "--watch", "1"]);
     let command = format!(
         "fathom set vm1 throttle iops-total= --server {}",
@@ -90,7 +93,7 @@ fn try_to_lift(served: &Served) {
 #[test]
 fn interrupted_trial_puts_the_options_back() {
     let served = Served::waiting("", THROTTLED);
-    let _load = load(&served);
+    let _load = load(&served, &RANDOM);
     for signal in ["INT", "TERM"] {
         let mut advise = fathom();
         advise.args([
@@ -148,7 +151,7 @@ fn tiny_cache_of_a_large_image_grows() {
     let dir = disk_dir();
     let image = dir.path().join("large.qcow2");
     let served = with_tiny_cache(&image);
-    let _load = load(&served);
+    let _load = load(&served, &RANDOM);
     let mut report = Value::Null;
     decide(|| {
         report = advise(&served, &SHORT);
@@ -179,6 +182,45 @@ fn tiny_cache_of_a_large_image_grows() {
         );
         let problem = trial["problem"].as_str().unwrap();
         assert!(problem.contains("large.qcow2"), "{problem}");
+    });
+}
+
+/// Returns a server whose disk is on another server, which takes 5 ms for each read.
+fn on_remote_server() -> (Served, Served) {
+    let far =
+        "[[disk]]\nname = 'far'\nimage = 'memory:1G'\nnbd = true\nfilters = ['delay:read=5ms']\n";
+    let far = Served::waiting("", far);
+    let image = format!("nbd+unix:///far?socket={}", far.arg("n"));
+    let near = format!("[[disk]]\nname = 'vm1'\nimage = '{image}'\nnbd = true\n");
+    (Served::waiting("", &near), far)
+}
+
+#[test]
+fn sequential_reads_from_a_remote_server_are_read_ahead() {
+    let (served, _far) = on_remote_server();
+    let sequential = load(&served, &["--rw", "read", "--bs", "64k", "--iodepth", "1"]);
+    decide(|| {
+        let trial = ["--try", "--pairs", "2", "--round", "1s"];
+        let report = advise(&served, &[&["--watch", "5s"], &trial[..]].concat());
+        let change = &report["changes"][0];
+        let command = change["command"].as_str();
+        let command = command.unwrap_or_else(|| panic!("{report}"));
+        assert!(
+            command.contains(r#"'filters=["readahead:size=1M"]'"#),
+            "{command}"
+        );
+        assert_eq!(change["trial"]["judgement"], "better", "{report}");
+        assert_eq!(options(&served)["filters"], json!([]));
+    });
+    drop(sequential);
+
+    // No data is read ahead of random reads, which wait for the other server.
+    let _random = load(&served, &RANDOM);
+    decide(|| {
+        let report = advise(&served, &["--watch", "5s"]);
+        let reason = report["nothing"].as_str();
+        let reason = reason.unwrap_or_else(|| panic!("{report}"));
+        assert!(reason.contains("server of the storage"), "{reason}");
     });
 }
 
