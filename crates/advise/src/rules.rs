@@ -181,12 +181,12 @@ fn threads(evidence: &Evidence) -> Vec<Advice> {
         return one(Change::AnyCpu, why);
     }
     match evidence.verdict {
-        Verdict::Thread => more_threads(own, free).unwrap_or_default(),
+        Verdict::Thread => more_threads(own, free),
         _ => Vec::new(),
     }
 }
 
-fn more_threads(own: &OwnThreads, free: f64) -> Option<Vec<Advice>> {
+fn more_threads(own: &OwnThreads, free: f64) -> Vec<Advice> {
     // (The value is from 1 to 256.)
     let more = free.min(f64::from(MOST_THREADS)) as u16;
     let most = own.pinned.unwrap_or(MOST_THREADS).min(MOST_THREADS);
@@ -196,7 +196,10 @@ fn more_threads(own: &OwnThreads, free: f64) -> Option<Vec<Advice>> {
          free",
         own.sources, own.count
     );
-    (count > own.count).then(|| one(Change::Threads(count), why))
+    match count > own.count {
+        true => one(Change::Threads(count), why),
+        false => Vec::new(),
+    }
 }
 
 /// The tables of the image do not fit into their cache.
