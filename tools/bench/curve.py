@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 BUSY = 0.9
 # The CPUs of a machine are never all seen busy: the kernel's own work is counted late.
 ALL_BUSY = 0.95
+# What other programs may take of the CPUs before they are named.
+DISTURBED = 0.1
 # How much dearer a request is before the cost is worth a word.
 DEARER = 1.25
 
@@ -38,6 +40,9 @@ def limiter(point: Point, first: Point, cpus: int) -> str:
     if point.load >= BUSY * point.loaders:
         return "load"
     if point.busy >= ALL_BUSY * cpus:
+        others = point.busy - point.server - point.load
+        if others >= DISTURBED * cpus:
+            return f"CPUs of the machine, of which other programs take {others:.1f}"
         return f"CPUs of the machine, which server and load share{cost}"
     return f"waiting: neither server ({point.server:.1f} CPUs) nor load ({point.load:.1f}) is busy{cost}"
 

@@ -6,7 +6,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-START_LIMIT = 20  # seconds
+START_LIMIT = 60  # seconds
 
 
 class Failed(Exception):

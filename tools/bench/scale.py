@@ -243,6 +243,8 @@ class Scale:
             begun = time.monotonic()
             with self.place() as place, serving(self.fathom, place, Setup(idle_disks(disks), POOL)) as (pid, api):
                 took = time.monotonic() - begun
+                # The workers of disks start after the server listens.
+                time.sleep(4 * SETTLE)
                 seen = window(api, pid, [], [], self.how.seconds)
                 found.append({"disks": disks, "start_seconds": took, "cpu": seen.server, "memory": memory_of(pid)})
         one, all_of_them = found
@@ -443,6 +445,8 @@ def described(fathom: Path) -> dict:
 
 def main() -> None:
     args = parse()
+    # Servers and loads end with this program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     about = described(args.fathom)
     print(f"{about['program']}, {about['cpus']} CPUs ({about['model']}), Linux {about['kernel']}, {about['date']}")
     if os.getloadavg()[0] > 0.5 and not args.short:

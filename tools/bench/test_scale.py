@@ -34,7 +34,9 @@ class Curves(unittest.TestCase):
         for seen, word in (
                 (point(2, 380, server=1.9, load=1.9, busy=4), "server threads"),
                 (point(2, 200, server=1.0, load=1.9), "load"),
-                (point(2, 200, server=1.0, load=1.0, busy=3.9), "CPUs of the machine, which server and load share"),
+                (point(4, 300, server=1.5, load=2.1, busy=3.9), "CPUs of the machine, which server and load share"),
+                (point(4, 200, server=1.0, load=1.0, busy=3.9),
+                 "CPUs of the machine, of which other programs take 1.9"),
                 (point(2, 200, server=1.0, load=1.0), "waiting: neither server (1.0 CPUs) nor load (1.0) is busy")):
             self.assertEqual(curve.limiter(seen, first, 4), word)
 
