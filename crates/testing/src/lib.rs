@@ -1,5 +1,6 @@
-//! Helpers for the tests of several crates: waiting for events, counters for randomized tests, and
-//! directories for other programs' files. Only tests use this crate.
+//! Helpers for the tests of several crates: waiting for events, counters for randomized tests,
+//! directories for other programs' files, and paths whose instructions are counted. Only tests and
+//! examples use this crate.
 
 mod chance;
 mod instructions;
