@@ -1,6 +1,7 @@
 //! Tests the documentation: links have targets, commands do what the pages say, and the book
 //! contains all of its pages.
 
+mod glossary;
 mod links;
 mod pages;
 mod prose;
