@@ -123,7 +123,7 @@ fn interrupted_trial_puts_the_options_back() {
     }
 }
 
-/// Returns a server with a qcow2 disk of 1 TiB, whose tables take 128 MiB. The cache has 64 KiB.
+/// Returns a server with a qcow2 disk of 128 GiB, whose tables take 16 MiB. The cache has 64 KiB.
 fn with_tiny_cache(image: &Path) -> Served {
     let create = [
         "create",
@@ -136,7 +136,7 @@ fn with_tiny_cache(image: &Path) -> Served {
     let created = Command::new("qemu-img")
         .args(create)
         .arg(image)
-        .arg("1T")
+        .arg("128G")
         .status();
     assert!(created.expect("qemu-img is installed").success());
     let disk = format!(
@@ -158,7 +158,7 @@ fn tiny_cache_of_a_large_image_grows() {
         let command = report["changes"][0]["command"].as_str();
         let command = command.unwrap_or_else(|| panic!("{report}"));
         assert!(
-            command.starts_with("fathom disk change vm1 metadata-cache=128M"),
+            command.starts_with("fathom disk change vm1 metadata-cache=16M"),
             "{report}"
         );
     });
@@ -252,7 +252,7 @@ fn nothing_is_offered_if_nothing_is_wrong() {
     decide(|| {
         let args = ["advise", "vm1", "--server", &api, "--watch", "1", "--try"];
         let text = stdout_of(&args);
-        assert!(text.contains("limited by: client: keeps 0."), "{text}");
+        assert!(text.contains("limited by: client: keeps "), "{text}");
         assert!(
             text.contains("nothing here will help: the disk waits for its client"),
             "{text}"
