@@ -63,5 +63,5 @@ fn colour(layer: &str) -> &'static str {
 }
 
 /// Explains the picture.
-const EXPLAINED: &str = "A request, from its begin in the guest to its end. Fathom's own stages \
+const EXPLAINED: &str = "A request, from its start in the guest to its end. Fathom's own stages \
      are those with its name; the storage is within them, between map and finish.";

@@ -41,13 +41,9 @@ const ALL: &str = "--html, --json and --csv have all that was measured.";
 /// Renders everything about an experiment's run as text.
 pub fn report(table: &Table, style: Style) -> String {
     let answer = answer::of(table);
-    let mut parts = Page::report(style, &answer.sentence, &table.title);
-    let said = answer
-        .advice
-        .map(str::to_owned)
-        .into_iter()
-        .chain(answer.more);
-    said.for_each(|line| parts.answer.note(&line));
+    let advice = answer.advice.map(str::to_owned).into_iter();
+    let said = advice.chain(answer.more);
+    let mut parts = Page::report(style, &answer.sentence, said, &table.title);
     warnings(&mut parts.answer, "", table);
     let picture = &mut parts.picture;
     bars::show(picture, table);
@@ -133,7 +129,7 @@ pub fn breakdown(cell: &Analysis, table: &Table, style: Style) -> String {
 /// Renders two runs of an experiment, point by point.
 pub fn compare(comparison: &Comparison, style: Style) -> String {
     let answer = answer::of_comparison(comparison);
-    let mut parts = Page::report(style, &answer, "Runs of an experiment compared");
+    let mut parts = Page::report(style, &answer, None, "Runs of an experiment compared");
     for (letter, (name, table)) in ["A", "B"].into_iter().zip(&comparison.runs) {
         parts
             .answer

@@ -30,10 +30,8 @@ pub fn report(analysis: &Analysis, style: Style) -> String {
 /// Renders a run whose limiter is suspected from evidence around it.
 pub(crate) fn report_and(analysis: &Analysis, suspect: Option<&Suspect>, style: Style) -> String {
     let answer = answer::of_run(analysis, suspect, duration);
-    let mut parts = Page::report(style, &answer.text(), &analysis.title);
-    if let Some(advice) = answer.advice {
-        parts.answer.note(advice);
-    }
+    let advice = answer.advice.map(str::to_owned);
+    let mut parts = Page::report(style, &answer.text(), advice, &analysis.title);
     environment::warnings(&mut parts.answer, analysis);
     answer
         .errors

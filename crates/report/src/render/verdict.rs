@@ -80,7 +80,7 @@ pub(crate) fn largest(run: &Analysis, duration: Duration) -> Option<Vec<Piece>> 
             over_host,
             tail,
         } => {
-            let before = " The largest layer is ";
+            let before = " By the requests that were followed, the largest part is ";
             Some(about(exact, before, most, over_host, tail, duration))
         }
     }

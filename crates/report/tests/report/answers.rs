@@ -12,9 +12,10 @@ use tempfile::TempDir;
 
 const STYLE: Style = Style { colour: false };
 
-/// Returns the sentences that begin a report: its lines until the first that is indented.
+/// Returns the sentences that begin a report: its lines until one that is indented or empty.
 fn answer(text: &str) -> String {
-    let lines = text.lines().take_while(|line| !line.starts_with("  "));
+    let lines = text.lines();
+    let lines = lines.take_while(|line| !line.starts_with("  ") && !line.is_empty());
     lines.collect::<Vec<_>>().join(" ")
 }
 

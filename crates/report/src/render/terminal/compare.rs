@@ -14,7 +14,7 @@ const BESIDE: usize = 2;
 /// Compares runs, each with the user's name for it (its directory).
 pub fn compare(runs: &[(String, Analysis)], style: Style) -> String {
     let answer = comparison::answer(runs, duration);
-    let mut parts = Page::report(style, &answer, "Runs compared");
+    let mut parts = Page::report(style, &answer, None, "Runs compared");
     for (i, (name, run)) in runs.iter().enumerate() {
         parts
             .answer

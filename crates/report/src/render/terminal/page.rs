@@ -41,10 +41,18 @@ impl Page {
         }
     }
 
-    /// Creates a report that begins with its answer; `title` is the name of what it reports.
-    pub(crate) fn report(style: Style, answer: &str, title: &str) -> Layout<Page> {
+    /// Creates a report that begins with its answer and the lines that belong to the answer;
+    /// `title` is the name of what it reports.
+    pub(crate) fn report(
+        style: Style,
+        answer: &str,
+        more: impl IntoIterator<Item = String>,
+        title: &str,
+    ) -> Layout<Page> {
         let mut layout = Layout::new(|| Page::new(style));
         layout.answer.heading(answer);
+        more.into_iter().for_each(|line| layout.answer.note(&line));
+        layout.answer.gap();
         layout.answer.note(title);
         layout
     }
