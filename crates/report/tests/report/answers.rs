@@ -153,19 +153,19 @@ fn a_comparison_of_breakdowns_begins_with_the_difference() {
 
 #[test]
 fn an_experiment_begins_with_what_differs() {
-    let (_dir, mut table) = table_of(|dir| drop(whole(dir, 5)));
+    let (_dir, mut table) = table_of(|dir| drop(whole(dir, 8)));
     let best = table.points.len() - 1;
     table.points[best].limiter = Some(QUEUE.0.into());
     table.points[best].verdict = Some(QUEUE.1.into());
     let words = [
         "The iops against server=qemu, threads=1: ",
-        "the highest is 51.87 k/s (3.73x) with server=fathom, threads=8, limited by run-queue: vCPU",
+        "the highest is 40.96 k/s (3.73x) with server=fathom, threads=8, limited by run-queue: vCPU",
     ];
     answers(&cells::terminal::report(&table, STYLE), &words);
     page_answers(&pages::render(&table), "The iops against");
-    let (_dir, table) = table_of(|dir| drop(one_factor(dir, 5)));
+    let (_dir, table) = table_of(|dir| drop(one_factor(dir, 8)));
     let text = cells::terminal::report(&table, STYLE);
-    answers(&text, &["the highest is 39.60 k/s (2.83x) with"]);
+    answers(&text, &["the highest is 31.11 k/s (2.83x) with"]);
     // The ranking is above the tables.
     let at = |words: &str| text.find(words).unwrap();
     assert!(at("Which settings matter") < at("\nPoints"), "{text}");
