@@ -155,7 +155,7 @@ class RunDirectory(unittest.TestCase):
         self.assertEqual((run["version"], run["title"]), (2, "name: about"))
         plan = run["experiment"]
         # The others are those of `fathom lab run --confirm` and `--kvm-host`.
-        self.assertEqual(set(plan) | {"confirm", "kvm_host", "sheet", "trials"},
+        self.assertEqual(set(plan) | {"confirm", "ended", "kvm_host", "sheet", "trials"},
                          self.documented("field of `experiment`"))
         self.assertEqual(plan["parameters"],
                          {"case": ["z", "b"], "who": [FATHOM, QSD], "runtime": ["1s"]})

@@ -83,7 +83,7 @@ fn pairs(column: &Column, points: &[Compared]) -> Columns {
     if column.better != Better::Neither {
         let ratio = |pair: Option<&Pair>| {
             let ratio = pair.and_then(|pair| pair.ratio.as_ref());
-            let note = ratio.map(|ratio| told(ratio));
+            let note = ratio.map(told);
             Cell::Figure(String::new(), note.into_iter().collect())
         };
         columns.push(("B/A".into(), of().map(ratio).collect()));

@@ -130,7 +130,7 @@ fn the_normal_distribution_takes_over_without_a_step() {
     }
     let (of, to): (Vec<f64>, Vec<f64>) = (0..2 * MOST_OF_RUNS)
         .map(|i| 1e6 * (i * 37 % 101) as f64)
-        .partition(|value| (*value as u64 / 1_000_000) % 2 == 0);
+        .partition(|value| (*value as u64 / 1_000_000).is_multiple_of(2));
     let p = runs(&of, &to).p;
     assert!((0.05..=1.0).contains(&p), "{p}");
     for (x, expected) in [(0.0, 1.0), (1.0, 0.157_299_207), (3.0, 2.209_05e-5)] {
