@@ -209,7 +209,7 @@ pub struct BenchArgs {
     queue_size: Option<u16>,
 
     /// Use packed rings, which the server must offer
-    #[arg(long, value_name = "on|off", value_parser = on_off(), default_value = "off",
+    #[arg(long, action = clap::ArgAction::Set, value_name = "on|off", value_parser = on_off(), default_value = "off",
           hide_default_value = true, hide_possible_values = true,
           help = "Use packed rings, which the server must offer [default: off]",
           help_heading = "vhost-user")]
