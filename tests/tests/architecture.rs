@@ -469,8 +469,7 @@ fn dependencies_point_down_only() {
     );
 }
 
-/// A crate must not let its users get around the rule by re-exporting names of another crate: its
-/// users must be allowed to use that crate, too.
+/// Users of a crate that re-exports names of another crate must be allowed to use that, too.
 #[test]
 fn names_of_other_crates_are_no_way_around() {
     let mut shown_names = 0;
@@ -511,8 +510,7 @@ fn manifests_of_both_spellings_are_understood() {
     assert_eq!(uses, ["fathom-core", "fathom-lab", "fathom-trace"]);
 }
 
-/// Test disks and the bodies of fuzz targets are behind a feature that only tests and fuzz targets
-/// enable.
+/// A feature that only tests and fuzz targets enable has test disks and bodies of fuzz targets.
 #[test]
 fn what_only_tests_need_is_not_released() {
     for path in files() {

@@ -8,6 +8,7 @@
 //! Only options that can change while guests and clients use the disk are offered. No change
 //! weakens durability: the cache mode is never changed. The crate does no input and output.
 
+mod advice;
 mod change;
 mod effect;
 mod evidence;
@@ -17,6 +18,7 @@ mod silence;
 mod tests;
 mod trial;
 
+pub use advice::Advice;
 pub use change::Change;
 pub use effect::{Effect, effect};
 pub use evidence::{
@@ -29,15 +31,6 @@ use rules::RULES;
 
 /// Maximum number of changes that are offered.
 pub const MOST: usize = 3;
-
-/// A change that may help, and why.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Advice {
-    /// The change.
-    pub change: Change,
-    /// The evidence for the change, in one sentence without a full stop.
-    pub why: String,
-}
 
 /// The result for a disk: changes, or the reason why no change helps.
 #[derive(Clone, Debug, PartialEq)]

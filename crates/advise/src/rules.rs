@@ -1,6 +1,6 @@
 //! The rules: each derives changes from the evidence, or none.
 
-use crate::Advice;
+use crate::advice::Advice;
 use crate::change::Change;
 use crate::evidence::{
     Engine, Evidence, Filter, OwnThreads, Polling, SharedThreads, Storage, Tables, Threads, Verdict,

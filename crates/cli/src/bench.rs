@@ -1,15 +1,17 @@
 //! `fathom bench`: converts options with fio's names to options of the load generator.
 
 mod files;
+mod progress_line;
 mod record;
 mod together;
 mod users;
 
 use self::files::FilesArgs;
+use self::progress_line::ProgressLine;
 use self::record::Record;
 use self::together::{Clients, Noise};
 use std::fmt::Display;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,8 +21,7 @@ use clap::builder::{ArgPredicate, PossibleValue, PossibleValuesParser, TypedValu
 use clap::{ArgGroup, Args, ValueEnum};
 use fathom_load::files::Options as MailServer;
 use fathom_load::{
-    Engine, File, Load, Nbd, NbdUri, Options, Phase, Progress, Replies, Rw, Target, VhostUser,
-    Wait, parse_cpu_list,
+    Engine, File, Load, Nbd, NbdUri, Options, Replies, Rw, Target, VhostUser, Wait, parse_cpu_list,
 };
 use fathom_units::{parse_seconds, parse_size};
 use serde::Serialize;
@@ -566,46 +567,4 @@ fn show(what: &(impl Display + Serialize), json: bool) -> anyhow::Result<()> {
         false => write!(out, "{what}")?,
     }
     Ok(out.flush()?)
-}
-
-/// A progress line on stderr that overwrites itself, if stderr is a terminal.
-struct ProgressLine {
-    enabled: bool,
-}
-
-impl ProgressLine {
-    fn new() -> ProgressLine {
-        ProgressLine {
-            enabled: std::io::stderr().is_terminal(),
-        }
-    }
-
-    fn show(&mut self, p: &Progress) {
-        if !self.enabled {
-            return;
-        }
-        let phase = match p.phase {
-            Phase::Ramp => "ramping up",
-            Phase::Measure => "measuring",
-            Phase::Stop | Phase::Abort => "finishing",
-        };
-        let total = p
-            .total
-            .map_or(String::new(), |t| format!("/{}", t.as_secs()));
-        let mut err = std::io::stderr().lock();
-        let _ = write!(
-            err,
-            "\r\x1b[K{phase} {}{total} s, {:.0} IOPS, {} requests",
-            p.elapsed.as_secs(),
-            p.iops,
-            p.completed
-        );
-        let _ = err.flush();
-    }
-
-    fn clear(&self) {
-        if self.enabled {
-            eprint!("\r\x1b[K");
-        }
-    }
 }

@@ -102,7 +102,7 @@ fn storages_are_held_against_each_other_on_the_host() {
     let second = words(&second);
     assert!(second.starts_with(kind.unwrap_or_default()), "{second}");
     let flat: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let sentence = format!("{} makes ", words(&uri));
+    let sentence = format!("{} needs 6 more rounds for a verdict next to", words(&uri));
     assert!(flat.contains(&sentence), "{text}");
     // The files of the command are removed, and other files are unchanged.
     assert!(is_empty(&odd));

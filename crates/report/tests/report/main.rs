@@ -25,3 +25,4 @@ mod sheet;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
+mod two_runs;
