@@ -233,7 +233,7 @@ impl Extract {
 /// Returns the [`flags`] for the letters that blk_fill_rwbs() writes
 /// (include/trace/events/block.h). An F before the operation requests a flush before it; an F after
 /// the operation is FUA. A read has no flag of its own. WRITE_ZEROES has the letter N, for none of
-/// the others, as have commands of drivers, which transfer no sectors.
+/// the others, as have commands of drivers, which transfer no sectors, and flushes, after an F.
 pub fn flags_of(rwbs: &[u8]) -> u64 {
     let (mut bits, mut letters) = (0, rwbs.iter().copied().peekable());
     if letters.peek() == Some(&b'F') {
@@ -243,7 +243,7 @@ pub fn flags_of(rwbs: &[u8]) -> u64 {
     match letters.next() {
         Some(b'W') => bits |= flags::WRITE,
         Some(b'D') => bits |= flags::DISCARD,
-        Some(b'N') => bits |= flags::DISCARD | flags::WRITE,
+        Some(b'N') if bits == 0 => bits |= flags::DISCARD | flags::WRITE,
         // A read, or a flush without data.
         _ => {}
     }
